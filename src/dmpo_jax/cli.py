@@ -1,0 +1,106 @@
+"""The command line."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from dmpo_jax.errors import UserError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; bad usage, configuration or data gives one line on stderr and exit code 2."""
+    args = _parser().parse_args(arguments)
+    try:
+        return args.run(args)
+    except UserError as error:
+        print(f"dmpo: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        print(f"dmpo: {message}; see dmpo {self.prog.partition(' ')[2]} --help".replace("  ", " "), file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="dmpo", description="Post-train masked-diffusion language models with DMPO, in JAX.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def command(name: str, run, text: str, config: bool = True) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(run=run)
+        if config:
+            sub.add_argument("config", metavar="CONFIG.toml")
+            sub.add_argument(
+                "--set", action="append", default=[], metavar="section.key=value", help="override one setting"
+            )
+        return sub
+
+    train = command("train", _train, "Train, or go on where the run folder's newest checkpoint is.")
+    train.add_argument("--run-dir", type=Path, help="default: runs/<name of the configuration>")
+
+    evaluate = command("eval", _eval, "Decode and grade held-out examples; writes FILE.json and FILE.jsonl.")
+    evaluate.add_argument("--run-dir", type=Path, required=True, help="run folder whose newest parameters answer")
+    evaluate.add_argument("--data", default="", help="data file in a published format; default: the task's test split")
+    evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+
+    report = command("report", _report, "One self-contained HTML page on one or several runs.", config=False)
+    report.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+    report.add_argument("--out", type=Path, default=Path("report.html"))
+
+    bench = command("bench", _bench, "Seconds by phase and fraction of the machine's matmul peak, for a configuration.")
+    bench.add_argument("--repeats", type=int, default=5, help="timed runs of each phase; the median is reported")
+    bench.add_argument("--out", type=Path, metavar="FILE.json")
+    return parser
+
+
+def _prepare_jax(config) -> None:
+    import jax
+
+    if config.run.compilation_cache:
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.run.compilation_cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _train(args) -> int:
+    from dmpo_jax.config import load_config
+    from dmpo_jax.training.loop import train
+
+    config = load_config(args.config, args.set)
+    _prepare_jax(config)
+    return train(config, args.run_dir or Path("runs") / Path(args.config).stem)
+
+
+def _eval(args) -> int:
+    from dmpo_jax.config import load_config
+    from dmpo_jax.evaluation.command import evaluate_run
+
+    config = load_config(args.config, args.set)
+    _prepare_jax(config)
+    result = evaluate_run(config, args.run_dir, args.data, args.out)
+    print(json.dumps({key: result[key] for key in ("task", "n", "exact", "exact_ci95", "accuracy", "mean_nfe")}))
+    return 0
+
+
+def _report(args) -> int:
+    from dmpo_jax.evaluation.report import write_report
+
+    write_report(args.run_dirs, args.out)
+    print(args.out)
+    return 0
+
+
+def _bench(args) -> int:
+    from dmpo_jax.config import load_config
+    from dmpo_jax.training.bench import bench
+
+    config = load_config(args.config, args.set)
+    _prepare_jax(config)
+    text = json.dumps(bench(config, args.repeats), indent=1)
+    if args.out:
+        args.out.write_text(text + "\n", encoding="utf-8")
+    print(text)
+    return 0

@@ -1,0 +1,299 @@
+"""Configuration: TOML into frozen dataclasses, with unknown keys refused and every section checked before device work."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from dmpo_jax.diffusion.sampler import SamplerConfig
+from dmpo_jax.errors import UserError
+from dmpo_jax.model.parameters import ModelConfig
+from dmpo_jax.objectives import OBJECTIVES
+from dmpo_jax.tasks.task import TaskConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What a run does as a whole."""
+
+    seed: int = 0
+    cycles: int = 40
+    start_from: str = ""  # run folder whose latest parameters this run starts from; "": random parameters
+    samples_every: int = 10  # cycles between decoded answers in samples.jsonl; 0: none
+    compilation_cache: str = "~/.cache/dmpo_jax/xla"  # folder of compiled programs; "": none
+
+    def validate(self) -> None:
+        """Raises UserError on a setting out of range."""
+        _at_least("run.cycles", self.cycles, 1)
+        _at_least("run.seed", self.seed, 0)
+        _at_least("run.samples_every", self.samples_every, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """`character` (digits, arithmetic and answer tags) or `byte` (any text)."""
+
+    kind: str = "character"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """The shape of one cycle's batch."""
+
+    prompts: int = 16  # per cycle, over all devices (P)
+    group: int = 8  # completions per prompt (N)
+    completion_length: int = 20  # tokens (L)
+    prompt_buckets: tuple[int, ...] = ()  # allowed prompt widths; (): one, as wide as the longest prompt
+    accumulation: int = 1  # micro-batches of whole groups per update
+
+    def validate(self) -> None:
+        """Raises UserError on a setting out of range."""
+        for key in ("prompts", "group", "completion_length", "accumulation"):
+            _at_least(f"rollout.{key}", getattr(self, key), 1)
+        if any(width < 1 for width in self.prompt_buckets):
+            raise UserError(f"rollout.prompt_buckets = {list(self.prompt_buckets)}: expected positive widths")
+        if self.prompts % self.accumulation:
+            raise UserError(
+                f"rollout.accumulation = {self.accumulation} does not divide rollout.prompts = {self.prompts}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with a global-norm clip."""
+
+    learning_rate: float = 5e-5
+    schedule: str = "constant"  # constant | cosine (to 0 at the last update)
+    warmup: int = 0  # updates
+    b1: float = 0.9
+    b2: float = 0.99
+    weight_decay: float = 0.0
+    clip: float = 0.2  # global gradient norm
+
+    def validate(self) -> None:
+        """Raises UserError on a setting out of range."""
+        if self.schedule not in ("constant", "cosine"):
+            raise UserError(f'optimizer.schedule = "{self.schedule}": expected "constant" or "cosine"')
+        if not self.learning_rate > 0:
+            raise UserError(f"optimizer.learning_rate = {self.learning_rate}: expected a positive number")
+        if not self.clip > 0:
+            raise UserError(f"optimizer.clip = {self.clip}: expected a positive number")
+        if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1):
+            raise UserError(f"optimizer.b1, b2 = {self.b1}, {self.b2}: expected numbers from 0 up to, not including, 1")
+        _at_least("optimizer.warmup", self.warmup, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Sizes of the mesh axes; data = 0 takes the devices that the others leave."""
+
+    data: int = 0
+    fsdp: int = 1
+    model: int = 1
+
+    def validate(self) -> None:
+        """Raises UserError on a setting out of range."""
+        _at_least("mesh.data", self.data, 0)
+        _at_least("mesh.fsdp", self.fsdp, 1)
+        _at_least("mesh.model", self.model, 1)
+
+    def shape(self, devices: int) -> tuple[int, int, int]:
+        """(data, fsdp, model) on so many devices."""
+        return (self.data or max(devices // (self.fsdp * self.model), 1), self.fsdp, self.model)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """When and how the policy is evaluated. It decodes with `sampler`, except for these."""
+
+    every: int = 0  # cycles between validations; 0: only before the first and after the last
+    batch: int = 64  # prompts decoded together, over all devices
+    temperature: float = 0.0
+    test: bool = True  # evaluate the test split with the first and the last parameters
+
+    def validate(self) -> None:
+        """Raises UserError on a setting out of range."""
+        _at_least("evaluation.every", self.every, 0)
+        _at_least("evaluation.batch", self.batch, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When the state is saved; the last cycle always is."""
+
+    every: int = 10  # cycles
+    keep: int = 2  # newest checkpoints that stay
+
+    def validate(self) -> None:
+        """Raises UserError on a setting out of range."""
+        _at_least("checkpoint.every", self.every, 1)
+        _at_least("checkpoint.keep", self.keep, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides a run. Hashable, so it is static under jit."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    task: TaskConfig = TaskConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    objective: Any = OBJECTIVES["dmpo"].Config()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    mesh: MeshConfig = MeshConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    def validate(self) -> None:
+        """Checks every section, and the sections against each other. Raises UserError."""
+        for section in (
+            self.run, self.model, self.task, self.rollout, self.optimizer, self.mesh, self.evaluation, self.checkpoint
+        ):  # fmt: skip
+            section.validate()
+        self.sampler.validate(self.rollout.completion_length)
+        self.objective.validate(self.rollout.group)
+        if getattr(self.objective, "log_ratio", "") == "trajectory" and self.sampler.algorithm != "roar":
+            raise UserError(
+                f'objective.log_ratio = "trajectory" needs sampler.algorithm = "roar", found "{self.sampler.algorithm}"; '
+                'only its decoding order is independent of the policy. Use "elbo" with other samplers'
+            )
+
+    def validate_mesh(self, shards: int, shape: tuple[int, ...]) -> None:
+        """Raises UserError unless whole groups (and evaluation rows) divide over `shards` of rows."""
+        micro = self.rollout.prompts // self.rollout.accumulation
+        if micro % shards:
+            raise UserError(
+                f"rollout.prompts = {self.rollout.prompts} in {self.rollout.accumulation} micro-batches: {micro} groups do "
+                f"not divide over the {shards} row shards of mesh {shape}; use a multiple of {shards} prompts a micro-batch"
+            )
+        if self.evaluation.batch % shards:
+            raise UserError(
+                f"evaluation.batch = {self.evaluation.batch} does not divide over the {shards} row shards of mesh {shape}"
+            )
+
+    def to_toml(self) -> str:
+        """The resolved configuration as TOML text."""
+        lines = []
+        for name, section in vars_of(self).items():
+            lines.append(f"[{name}]")
+            lines += [f"{key} = {_literal(value)}" for key, value in vars_of(section).items()]
+            lines.append("")
+        return "\n".join(lines)
+
+    def digest(self) -> str:
+        """Hash of the resolved configuration, compared on resume and between hosts."""
+        return hashlib.sha256(self.to_toml().encode()).hexdigest()[:16]
+
+
+def vars_of(section) -> dict[str, Any]:
+    """Fields of a dataclass by name, in order."""
+    return {f.name: getattr(section, f.name) for f in dataclasses.fields(section)}
+
+
+def _at_least(key: str, value: int, least: int) -> None:
+    if value < least:
+        raise UserError(f"{key} = {value}: expected {least} or more")
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+def load_config(path: str | Path, overrides: typing.Sequence[str] = ()) -> Config:
+    """Reads a TOML file, its `extends` base if it names one, and `section.key=value` overrides; validates the result."""
+    return resolve(_read(Path(path)), overrides)
+
+
+def resolve(tables: dict, overrides: typing.Sequence[str] = ()) -> Config:
+    """Config of parsed TOML tables and overrides. Raises UserError naming the key that is wrong."""
+    tables = {name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()}
+    for text in overrides:
+        section, key, value = _override(text)
+        tables.setdefault(section, {})[key] = value
+    known = {f.name: f for f in dataclasses.fields(Config)}
+    sections = {}
+    for name, table in tables.items():
+        if name not in known:
+            raise UserError(f"[{name}]: no such section{_nearest(name, known)}")
+        if not isinstance(table, dict):
+            raise UserError(f"{name} = {table!r}: expected a section [{name}]")
+        kind = _objective(table) if name == "objective" else known[name].type
+        sections[name] = _build(name, kind, table)
+    config = Config(**sections)
+    config.validate()
+    return config
+
+
+def _read(path: Path, extended: bool = False) -> dict:
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML configuration") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+    base = tables.pop("extends", None)
+    if base is None:
+        return tables
+    if extended or not isinstance(base, str):
+        raise UserError(f"{path}: extends = {base!r}: expected one file name, whose file extends no other")
+    merged = _read(path.parent / base, extended=True)
+    for name, table in tables.items():
+        if isinstance(table, dict) and isinstance(merged.get(name), dict):
+            merged[name] = merged[name] | table
+        else:
+            merged[name] = table
+    return merged
+
+
+def _override(text: str) -> tuple[str, str, Any]:
+    name, equals, value = text.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise UserError(f"--set {text}: expected section.key=value")
+    try:
+        return section, key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return section, key, value  # a bare word is a string
+
+
+def _objective(table: dict) -> type:
+    name = table.get("name", "dmpo")
+    if name not in OBJECTIVES:
+        raise UserError(f'objective.name = "{name}": expected one of {", ".join(OBJECTIVES)}{_nearest(name, OBJECTIVES)}')
+    return OBJECTIVES[name].Config
+
+
+def _build(section: str, kind: type, table: dict):
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    values = {}
+    for key, value in table.items():
+        if key not in fields:
+            raise UserError(f"{section}.{key}: no such key{_nearest(key, fields)}")
+        values[key] = _typed(f"{section}.{key}", value, fields[key].type)
+    return kind(**values)
+
+
+def _typed(key: str, value: Any, kind: Any) -> Any:
+    if isinstance(kind, types.GenericAlias):  # tuple[int, ...]
+        item = typing.get_args(kind)[0]
+        if not isinstance(value, list):
+            raise UserError(f"{key} = {value!r}: expected a list of {item.__name__}")
+        return tuple(_typed(key, v, item) for v in value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise UserError(f"{key} = {value!r}: expected {kind.__name__}, found {type(value).__name__}")
+    return value
+
+
+def _nearest(name: Any, known: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(name), list(known), 1)
+    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"

@@ -1,0 +1,88 @@
+"""Log-probabilities of masked tokens and the evidence lower bound (ELBO) that they estimate.
+
+ELBO(o|q) = E_m E_S [ (L/m) sum_{d in S} log p(o_d | q, o with S masked) ] with m uniform on 1..L and S a uniform subset of
+size m: the expected log-probability over a uniformly random decoding order.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from dmpo_jax.diffusion.canvas import Prompts, make_canvas, repeat
+from dmpo_jax.diffusion.masking import Masks
+from dmpo_jax.model.denoiser import head_logits, hidden_states
+from dmpo_jax.model.parameters import ModelConfig
+
+
+def token_log_probs(
+    params: dict, hidden: jax.Array, targets: jax.Array, config: ModelConfig, chunk: int = 32
+) -> jax.Array:
+    """fp32 log-probability of `targets int32[B, K, L]` under hidden states `[B, K, L, D]`.
+
+    The vocabulary is reached for `chunk` positions at a time (rounded down to a divisor of L) and again in the backward
+    pass, so no `[B, L, V]` array exists.
+    """
+    batch, views, length = targets.shape
+    size = max(c for c in range(1, min(length, chunk) + 1) if length % c == 0)
+
+    @jax.checkpoint
+    def score(part):
+        hidden_part, target_part = part
+        logits = head_logits(params, hidden_part, config)
+        wanted = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == target_part[..., None]
+        chosen = jnp.sum(jnp.where(wanted, logits, 0.0), axis=-1)
+        return chosen - jax.nn.logsumexp(logits, axis=-1)
+
+    hidden = jnp.moveaxis(hidden.reshape(batch, views, length // size, size, -1), 2, 0)
+    split = jnp.moveaxis(targets.reshape(batch, views, length // size, size), 2, 0)
+    return jnp.moveaxis(jax.lax.map(score, (hidden, split)), 0, 2).reshape(targets.shape)
+
+
+def masked_log_probs(
+    params: dict,
+    prompts: Prompts,
+    completion: jax.Array,
+    masked: jax.Array,
+    live: jax.Array,
+    *,
+    mask_id: int,
+    config: ModelConfig,
+    chunk: int = 32,
+) -> jax.Array:
+    """`f32[B, R/2, L]`: each live token's log-probability in that member of its antithetic pair which masks it.
+
+    masked `bool[B, R, L]` as in `Masks`, completion `int32[B, L]`. Positions that are not live are masked in every
+    replicate and never scored, so what stands there has no effect. A pair masks every live position once: its
+    two forwards share one packed head evaluation of L positions.
+    """
+    batch, replicates, length = masked.shape
+    half = replicates // 2
+    shown = jnp.where(masked | ~live[:, None], mask_id, completion[:, None])  # [B, R, L]
+    canvas = make_canvas(shown.reshape(-1, length), repeat(prompts, replicates))
+    hidden = hidden_states(params, *canvas, config)[:, :length].reshape(batch, replicates, length, -1)
+    packed = jnp.where(masked[:, :half, :, None], hidden[:, :half], hidden[:, half:])
+    targets = jnp.broadcast_to(completion[:, None], (batch, half, length))
+    return token_log_probs(params, packed, targets, config, chunk)
+
+
+def elbo(
+    params: dict,
+    prompts: Prompts,
+    completion: jax.Array,
+    masks: Masks,
+    live: jax.Array,
+    *,
+    mask_id: int,
+    config: ModelConfig,
+    chunk: int = 32,
+) -> jax.Array:
+    """ELBO estimate `f32[B]` in nats: the mean over replicates of coefficient x sum of masked log-probabilities."""
+    replicates = masks.masked.shape[1]
+    half = replicates // 2
+    log_probs = masked_log_probs(
+        params, prompts, completion, masks.masked, live, mask_id=mask_id, config=config, chunk=chunk
+    )
+    coefficient = masks.coefficient[..., None]
+    weight = jnp.where(masks.masked[:, :half], coefficient[:, :half], coefficient[:, half:])
+    # Select before multiplying: what is not live must not reach the sum even if it is not finite.
+    scored = jnp.where(live[:, None], log_probs, 0.0) * weight
+    return jnp.sum(scored, axis=(1, 2)) / replicates

@@ -1,0 +1,24 @@
+"""Bidirectional attention over a right-padded key axis."""
+
+import jax
+import jax.numpy as jnp
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Softmax attention of every query over the first `lengths` keys of its row.
+
+    q `[B, H, Q, E]`, k and v `[B, K, S, E]` with H a multiple of K (query head i reads key head i // (H / K)),
+    lengths `int32[B]`. Returns `[B, H, Q, E]`. Scores and softmax are fp32; probabilities are cast to v's dtype and
+    the second product accumulates in fp32.
+    """
+    batch, heads, queries, size = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    valid = jnp.arange(keys) < lengths[:, None, None, None]  # [B, 1, 1, S]
+    if kv_heads != heads:
+        k = jnp.repeat(k, heads // kv_heads, axis=1)
+        v = jnp.repeat(v, heads // kv_heads, axis=1)
+    scores = jnp.einsum("bhqe,bhse->bhqs", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(valid, scores * size**-0.5, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    out = jnp.einsum("bhqs,bhse->bhqe", weights, v, preferred_element_type=jnp.float32)
+    return out.astype(q.dtype).reshape(batch, heads, queries, size)

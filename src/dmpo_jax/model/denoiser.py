@@ -1,0 +1,97 @@
+"""The denoiser: a bidirectional pre-norm transformer that maps partly masked tokens to logits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from dmpo_jax.model.attention import attend
+from dmpo_jax.model.parameters import ModelConfig, abstract_params
+from dmpo_jax.parallel import mesh as meshes
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """Root-mean-square norm: fp32 statistics, cast to x's dtype, then the weight (the order matters in bf16)."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return wide.astype(x.dtype) * weight
+
+
+def rotary_tables(positions: jax.Array, head_size: int, theta: float) -> tuple[jax.Array, jax.Array]:
+    """fp32 cos and sin `[B, 1, S, E/2]` of positions `int32[B, S]`."""
+    exponent = jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size
+    angles = positions.astype(jnp.float32)[:, None, :, None] * (1.0 / theta**exponent)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Half-rotation of heads `[B, H, S, E]`: component j is paired with j + E/2; fp32 inside, x's dtype out."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def _project(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """`[B, S, D]` through `[D, H, E]` to head-major `[B, H, S, E]`."""
+    out = jnp.einsum("bsd,dhe->bhse", x, weight)
+    return out if bias is None else out + bias[:, None, :]
+
+
+def _block(h: jax.Array, layer: dict, cos, sin, lengths, config: ModelConfig) -> jax.Array:
+    axes = abstract_params(config)["blocks"]
+    layer = {name: meshes.gathered(w.astype(h.dtype), axes[name].axes[1:]) for name, w in layer.items()}
+    residual = meshes.activation(("rows", None, None), h.shape)
+    with jax.named_scope("attention"):
+        a = rms_norm(h, layer["ln1"], config.norm_eps)
+        q = _project(a, layer["wq"], layer.get("bq"))
+        k = _project(a, layer["wk"], layer.get("bk"))
+        v = _project(a, layer["wv"], layer.get("bv"))
+        if config.qk_norm:
+            q = rms_norm(q, layer["q_norm"], config.norm_eps)
+            k = rms_norm(k, layer["k_norm"], config.norm_eps)
+        out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, lengths)
+        h = h + jnp.einsum("bhse,hed->bsd", out, layer["wo"], out_sharding=residual)
+    with jax.named_scope("mlp"):
+        a = rms_norm(h, layer["ln2"], config.norm_eps)
+        gate = jax.nn.silu(jnp.einsum("bsd,df->bsf", a, layer["w_gate"]))
+        up = jnp.einsum("bsd,df->bsf", a, layer["w_up"])
+        return h + jnp.einsum("bsf,fd->bsd", gate * up, layer["w_down"], out_sharding=residual)
+
+
+def hidden_states(
+    params: dict, tokens: jax.Array, positions: jax.Array, lengths: jax.Array, config: ModelConfig
+) -> jax.Array:
+    """Final-norm hidden states `[B, S, D]` in the model dtype.
+
+    tokens and positions `int32[B, S]`; slots from `lengths int32[B]` on are padding that nothing attends to. Attention
+    has no causal mask, so slots may stand in any order: `positions` carries the reading order.
+    """
+    dtype = jnp.dtype(config.dtype)
+    with jax.named_scope("embed"):
+        table = meshes.gathered(params["embed"].astype(dtype), ("vocab", "embed"))
+        out = meshes.activation(("rows", None, None), (*tokens.shape, config.d_model))
+        h = table.at[tokens].get(out_sharding=out) if out is not None else table[tokens]
+    cos, sin = rotary_tables(positions, config.head_size, config.rope_theta)
+    block = functools.partial(_block, cos=cos, sin=sin, lengths=lengths, config=config)
+    if config.remat:
+        block = jax.checkpoint(block)
+    h, _ = jax.lax.scan(lambda carry, layer: (block(carry, layer), None), h, params["blocks"])
+    return rms_norm(h, params["ln_f"].astype(dtype), config.norm_eps)
+
+
+def head_logits(params: dict, hidden: jax.Array, config: ModelConfig) -> jax.Array:
+    """fp32 logits `[..., V]` of hidden states `[..., D]`; call it on the few positions that are scored."""
+    with jax.named_scope("head"):
+        if config.tied_head:
+            weight = meshes.gathered(params["embed"].astype(hidden.dtype), ("vocab", "embed"))
+            return jnp.einsum("...d,vd->...v", hidden, weight, preferred_element_type=jnp.float32)
+        weight = meshes.gathered(params["head"].astype(hidden.dtype), ("embed", "vocab"))
+        return jnp.einsum("...d,dv->...v", hidden, weight, preferred_element_type=jnp.float32)
+
+
+def logits(params: dict, tokens: jax.Array, config: ModelConfig, lengths: jax.Array | None = None) -> jax.Array:
+    """fp32 logits `[B, S, V]` of right-padded rows `int32[B, S]` in reading order. For inspection and tests."""
+    batch, width = tokens.shape
+    positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
+    if lengths is None:
+        lengths = jnp.full((batch,), width, jnp.int32)
+    return head_logits(params, hidden_states(params, tokens, positions, lengths, config), config)

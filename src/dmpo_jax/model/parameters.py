@@ -1,0 +1,140 @@
+"""The denoiser's shape, and one abstract tree from which everything about its parameters is derived."""
+
+import dataclasses
+import math
+import zlib
+
+import jax
+import jax.numpy as jnp
+
+from dmpo_jax.errors import UserError
+from dmpo_jax.parallel import mesh as meshes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape and numerics of a bidirectional transformer denoiser. Hashable, so it can be static under jit."""
+
+    vocab_size: int = 0  # 0: the tokenizer's size
+    d_model: int = 64
+    n_layers: int = 3
+    n_heads: int = 4
+    n_kv_heads: int = 0  # 0: as many as n_heads
+    head_dim: int = 0  # 0: d_model / n_heads
+    d_mlp: int = 176
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied_head: bool = False
+    dtype: str = "float32"  # of activations and of the weights where they are used
+    remat: bool = False  # recompute layers in the backward pass instead of storing them
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key/value heads."""
+        return self.n_kv_heads or self.n_heads
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head."""
+        return self.head_dim or self.d_model // self.n_heads
+
+    def validate(self) -> None:
+        """Raises UserError on a shape that cannot be built."""
+        for key in ("d_model", "n_layers", "n_heads", "d_mlp"):
+            if getattr(self, key) < 1:
+                raise UserError(f"model.{key} = {getattr(self, key)}: expected a positive number")
+        if not self.head_dim and self.d_model % self.n_heads:
+            raise UserError(
+                f"model.d_model = {self.d_model} is not a multiple of model.n_heads = {self.n_heads}; "
+                "change one of them or set model.head_dim"
+            )
+        if self.n_heads % self.kv_heads:
+            raise UserError(
+                f"model.n_heads = {self.n_heads} is not a multiple of model.n_kv_heads = {self.kv_heads}"
+            )
+        if self.head_size % 2:
+            raise UserError(f"model: head size {self.head_size} is odd, but rotary positions need pairs")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise UserError(f'model.dtype = "{self.dtype}": expected "float32" or "bfloat16"')
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamSpec:
+    """One parameter: shape, logical axes (see `parallel.mesh.RULES`) and the scale of its initial values."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    scale: float | None  # standard deviation; None: ones; 0.0: zeros
+
+
+def abstract_params(config: ModelConfig) -> dict:
+    """Nested dict of ParamSpec. Layer parameters are stacked on a leading axis of n_layers.
+
+    Kernels are stored input-first: `wq [layer, d, heads, head]`, `wo [layer, heads, head, d]`, `w_gate [layer, d, mlp]`.
+    """
+    c, n, d = config, config.n_layers, config.d_model
+    h, k, e, f, v = c.n_heads, c.kv_heads, c.head_size, c.d_mlp, c.vocab_size
+    fan_in, fan_heads, fan_mlp = d**-0.5, (h * e) ** -0.5, f**-0.5
+    depth = (2 * n) ** -0.5  # keeps the residual stream's variance independent of depth
+    blocks = {
+        "ln1": ParamSpec((n, d), (None, None), None),
+        "ln2": ParamSpec((n, d), (None, None), None),
+        "wq": ParamSpec((n, d, h, e), (None, "embed", "heads", None), fan_in),
+        "wk": ParamSpec((n, d, k, e), (None, "embed", "kv_heads", None), fan_in),
+        "wv": ParamSpec((n, d, k, e), (None, "embed", "kv_heads", None), fan_in),
+        "wo": ParamSpec((n, h, e, d), (None, "heads", None, "embed"), fan_heads * depth),
+        "w_gate": ParamSpec((n, d, f), (None, "embed", "mlp"), fan_in),
+        "w_up": ParamSpec((n, d, f), (None, "embed", "mlp"), fan_in),
+        "w_down": ParamSpec((n, f, d), (None, "mlp", "embed"), fan_mlp * depth),
+    }
+    if c.qkv_bias:
+        blocks |= {
+            "bq": ParamSpec((n, h, e), (None, "heads", None), 0.0),
+            "bk": ParamSpec((n, k, e), (None, "kv_heads", None), 0.0),
+            "bv": ParamSpec((n, k, e), (None, "kv_heads", None), 0.0),
+        }
+    if c.qk_norm:
+        blocks |= {
+            "q_norm": ParamSpec((n, e), (None, None), None),
+            "k_norm": ParamSpec((n, e), (None, None), None),
+        }
+    tree = {
+        "embed": ParamSpec((v, d), ("vocab", "embed"), fan_in if c.tied_head else 1.0),
+        "blocks": blocks,
+        "ln_f": ParamSpec((d,), (None,), None),
+    }
+    if not c.tied_head:
+        tree["head"] = ParamSpec((d, v), ("embed", "vocab"), fan_in)
+    return tree
+
+
+def _is_spec(x) -> bool:
+    return isinstance(x, ParamSpec)
+
+
+def count_params(config: ModelConfig) -> int:
+    """Number of parameters, from the abstract tree alone."""
+    return sum(math.prod(s.shape) for s in jax.tree.leaves(abstract_params(config), is_leaf=_is_spec))
+
+
+def param_shardings(config: ModelConfig, mesh: jax.sharding.Mesh) -> dict:
+    """Training layout of every parameter."""
+    return jax.tree.map(
+        lambda s: meshes.named(mesh, s.axes, s.shape), abstract_params(config), is_leaf=_is_spec
+    )
+
+
+def init_params(key: jax.Array, config: ModelConfig) -> dict:
+    """Random fp32 parameters. Each leaf's numbers depend on the key and the leaf's name only."""
+
+    def init(path, s: ParamSpec) -> jax.Array:
+        if s.scale is None:
+            return jnp.ones(s.shape, jnp.float32)
+        if s.scale == 0.0:
+            return jnp.zeros(s.shape, jnp.float32)
+        leaf_key = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
+        return s.scale * jax.random.normal(leaf_key, s.shape, jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(init, abstract_params(config), is_leaf=_is_spec)

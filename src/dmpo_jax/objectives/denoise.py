@@ -1,0 +1,60 @@
+"""Masked diffusion on given answers: pretraining and supervised fine-tuning.
+
+loss = -ELBO(answer | prompt) / L, in nats per token (LLaDA, arXiv 2502.09992, eq. 3 and 5).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from dmpo_jax.diffusion.masking import LAWS
+from dmpo_jax.errors import UserError
+from dmpo_jax.objectives.objective import Context, Prepared, Rollout, normalizer, rollout_elbo
+
+ROLLOUT = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of the `denoise` objective."""
+
+    name: str = "denoise"
+    masks: int = 2  # replicates per answer and update; antithetic pairs
+    mask_law: str = "exact"
+    train_after_eos: bool = True  # the model must learn to fill the rest with end-of-sequence tokens
+    normalizer: str = "canvas"
+    updates: int = 1
+    reference_sync: int = 0  # unused by this objective: there is no reference
+
+    def validate(self, group: int) -> None:
+        """Raises UserError on a setting out of range."""
+        check_masks("masks", self.masks, self.mask_law, self.normalizer)
+        if self.updates != 1 or self.reference_sync:
+            raise UserError("objective.updates and objective.reference_sync: denoise makes one update and has no reference")
+        if group != 1:
+            raise UserError(f"rollout.group = {group}: denoise learns from one demonstration a prompt, set it to 1")
+
+
+def check_masks(key: str, masks: int, law: str, normalizer_kind: str) -> None:
+    """Raises UserError unless masks can be drawn in antithetic pairs under a known law."""
+    if masks < 2 or masks % 2:
+        raise UserError(f"objective.{key} = {masks}: masks come in antithetic pairs, expected 2, 4, 6, ...")
+    if law not in LAWS:
+        raise UserError(f'objective.mask_law = "{law}": expected one of {", ".join(LAWS)}')
+    if normalizer_kind not in ("canvas", "live"):
+        raise UserError(f'objective.normalizer = "{normalizer_kind}": expected "canvas" or "live"')
+
+
+def prepare(params, reference, rollout: Rollout, key, config: Config, context: Context) -> Prepared:
+    """Nothing to prepare: demonstrations need no weights."""
+    return Prepared(groups=(), whole=(), metrics={})
+
+
+def loss(
+    params: dict, rollout: Rollout, prepared: Prepared, key: jax.Array, config: Config, context: Context
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Scalar loss in nats per token, and no metrics of its own."""
+    live = jnp.ones_like(rollout.live) if config.train_after_eos else rollout.live
+    value = rollout_elbo(params, rollout, live, key, config.masks, config.mask_law, context)
+    return -jnp.mean(value / normalizer(live, config.normalizer)), {}

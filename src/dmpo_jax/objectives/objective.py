@@ -1,0 +1,94 @@
+"""What every training method is given and what it gives back.
+
+A method is a module with `Config` (a frozen dataclass of its settings), `ROLLOUT` (whether it learns from the policy's own
+completions or from demonstrations) and two pure functions:
+
+    prepare(params, reference, rollout, key, config, context) -> Prepared      once per cycle
+    loss(params, rollout, prepared, key, config, context) -> (loss, metrics)   at every update
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dmpo_jax.diffusion.canvas import Prompts, repeat
+from dmpo_jax.diffusion.elbo import elbo
+from dmpo_jax.diffusion.masking import draw_masks, row_keys
+from dmpo_jax.diffusion.sampler import SamplerConfig
+from dmpo_jax.model.parameters import ModelConfig
+from dmpo_jax.parallel.mesh import per_shard
+
+
+class Rollout(NamedTuple):
+    """P prompts with N completions each of L tokens; every leaf leads with P, so it can be split by whole groups.
+
+    prompts: tokens `int32[P, T]`, length `int32[P]`; row `int32[P, N]`, the global row numbers that key randomness;
+    completion and step `int32[P, N, L]` (step: when each token was committed, -1 for filler); log_prob `f32[P, N, L]` at
+    that step; live `bool[P, N, L]`, the tokens that count; reward `f32[P, N]`.
+    """
+
+    prompts: Prompts
+    row: jax.Array
+    completion: jax.Array
+    step: jax.Array
+    log_prob: jax.Array
+    live: jax.Array
+    reward: jax.Array
+
+
+class Prepared(NamedTuple):
+    """What `prepare` computed for the cycle's updates: `groups` leads with P, `whole` belongs to all of them."""
+
+    groups: Any
+    whole: Any
+    metrics: dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """The static surroundings of a method: the model, its special tokens and how rollouts were drawn."""
+
+    model: ModelConfig
+    mask_id: int
+    eos_id: int
+    sampler: SamplerConfig
+    loss_chunk: int = 32  # completion positions whose logits are alive together
+
+
+def rollout_elbo(
+    params: dict, rollout: Rollout, live: jax.Array, key: jax.Array, replicates: int, law: str, context: Context
+) -> jax.Array:
+    """ELBO `f32[P, N]` of every completion under `params`, with masks keyed by (key, global row).
+
+    The same key gives the same masks, so two sets of parameters are compared on equal terms.
+    """
+    groups, size, length = rollout.completion.shape
+    flat_live = live.reshape(-1, length)
+    masks = per_shard(
+        lambda key, rows: draw_masks(row_keys(key, rows[0]), rows[1], replicates, law),
+        key,
+        (rollout.row.reshape(-1), flat_live),
+    )
+    value = elbo(
+        params,
+        repeat(rollout.prompts, size),
+        rollout.completion.reshape(-1, length),
+        masks,
+        flat_live,
+        mask_id=context.mask_id,
+        config=context.model,
+        chunk=context.loss_chunk,
+    )
+    return value.reshape(groups, size)
+
+
+def normalizer(live: jax.Array, kind: str) -> jax.Array:
+    """`f32` that divides a completion's loss: `canvas`, the constant L; `live`, each row's own number of live tokens.
+
+    canvas keeps the sequence objective; live gives every completion the same weight whatever its length.
+    """
+    if kind == "canvas":
+        return jnp.float32(live.shape[-1])
+    return jnp.maximum(jnp.sum(live, axis=-1), 1).astype(jnp.float32)

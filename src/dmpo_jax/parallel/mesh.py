@@ -1,0 +1,107 @@
+"""The device mesh, the logical axes and the one table that maps them to mesh axes."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from dmpo_jax.errors import UserError
+
+AXES = ("data", "fsdp", "model")
+ROWS = ("data", "fsdp")  # rows of a batch are split over both; whole groups stay together
+
+# Logical axis -> mesh axes of the training layout. What is not named here is replicated.
+RULES: dict[str, str | tuple[str, ...]] = {
+    "rows": ROWS,
+    "embed": "fsdp",
+    "heads": "model",
+    "kv_heads": "model",
+    "mlp": "model",
+    "vocab": "model",
+}
+
+
+def make_mesh(shape: Sequence[int], devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+    """Mesh of axes (data, fsdp, model) with Explicit axis types.
+
+    Raises UserError when the product of `shape` is not the number of devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    needed = 1
+    for size in shape:
+        needed *= size
+    if needed != len(devices):
+        raise UserError(
+            f"mesh: data x fsdp x model = {' x '.join(map(str, shape))} = {needed}, but there are "
+            f"{len(devices)} devices; choose sizes whose product is {len(devices)}, or data = 0 to fill"
+        )
+    return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Explicit,) * 3, devices=devices)
+
+
+def spec(axes: Sequence[str | None], shape: Sequence[int] | None = None, mesh=None) -> PartitionSpec:
+    """Partition of an array with logical `axes`; an axis whose size the mesh does not divide is replicated."""
+    parts = [None if axis is None else RULES.get(axis) for axis in axes]
+    if shape is not None and mesh is not None:
+        for i, part in enumerate(parts):
+            names = (part,) if isinstance(part, str) else part or ()
+            count = 1
+            for name in names:
+                count *= mesh.shape[name]
+            if shape[i] % count:
+                parts[i] = None
+    return PartitionSpec(*parts)
+
+
+def named(mesh: jax.sharding.Mesh, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
+    """The training layout of one parameter on `mesh`."""
+    return NamedSharding(mesh, spec(axes, shape, mesh))
+
+
+def explicit_mesh():
+    """The mesh of the current context if its axes are Explicit, else None (no mesh, or inside `shard_map`)."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or any(kind != AxisType.Explicit for kind in mesh.axis_types):
+        return None
+    return mesh
+
+
+def activation(axes: Sequence[str | None], shape: Sequence[int]) -> PartitionSpec | None:
+    """`out_sharding` of an operation whose result has these logical axes; None outside an explicit mesh."""
+    mesh = explicit_mesh()
+    return None if mesh is None else spec(axes, shape, mesh)
+
+
+def gathered(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
+    """A weight as the layer uses it: whole along fsdp, still split along model (an all-gather under fsdp)."""
+    mesh = explicit_mesh()
+    if mesh is None:
+        return x
+    return jax.reshard(x, spec([None if axis == "embed" else axis for axis in axes], x.shape, mesh))
+
+
+def replicated(tree):
+    """Every leaf whole on every device: the rollout layout, made once per cycle."""
+    if explicit_mesh() is None:
+        return tree
+    return jax.tree.map(lambda x: jax.reshard(x, PartitionSpec()), tree)
+
+
+def row_shards(mesh: jax.sharding.Mesh) -> int:
+    """Number of shards that rows are split into."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def per_shard(function: Callable, whole, rows):
+    """Runs `function(whole, rows)` on every shard of rows by itself, with no communication.
+
+    `whole` is a tree of arrays that every shard sees entirely; every leaf of `rows` and of the result has rows as
+    its leading axis. Outside a mesh this is a plain call. Inside, loops end when their own shard is done.
+    """
+    if explicit_mesh() is None:
+        return function(whole, rows)
+    by_rows = PartitionSpec(ROWS)
+    rows = jax.tree.map(lambda x: jax.reshard(x, by_rows), rows)
+    mapped = jax.shard_map(
+        function, in_specs=(PartitionSpec(), by_rows), out_specs=by_rows, check_vma=False
+    )
+    return mapped(replicated(whole), rows)

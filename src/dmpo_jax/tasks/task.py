@@ -1,0 +1,99 @@
+"""What a task is: its settings, its examples and the functions that grade answers."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dmpo_jax.errors import UserError
+
+NAMES = ("sudoku", "countdown")
+PROMPTS = ("compact", "instruct")
+SPLITS = ("train", "validation", "test")
+# Larger sets would exhaust what the generators can draw without repeating themselves.
+MAX_SIZE = {"train": 200_000, "validation": 20_000, "test": 20_000}
+
+Features = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """Settings of a task. The sizes are those of generated splits; a file is read whole."""
+
+    name: str = "sudoku"
+    prompt: str = "compact"
+    train_file: str = ""
+    validation_file: str = ""
+    test_file: str = ""
+    train_size: int = 4000
+    validation_size: int = 256
+    test_size: int = 256
+    seed: int = 0
+    careless: float = 0.0
+
+    def validate(self) -> None:
+        """Raise `UserError` naming the first setting that is out of its range."""
+        for key, known in (("name", NAMES), ("prompt", PROMPTS)):
+            value = getattr(self, key)
+            if value not in known:
+                raise UserError(
+                    f"task.{key} = {value!r}: expected one of {', '.join(known)}; pick one of these"
+                )
+        for split in SPLITS:
+            file, size = getattr(self, f"{split}_file"), getattr(self, f"{split}_size")
+            if not isinstance(file, str):
+                raise UserError(
+                    f'task.{split}_file = {file!r}: expected a path as text; set "" to generate the data'
+                )
+            if type(size) is not int or not 1 <= size <= MAX_SIZE[split]:
+                raise UserError(
+                    f"task.{split}_size = {size!r}: expected a whole number from 1 to {MAX_SIZE[split]}; "
+                    f"set it in that range, or name a data file in task.{split}_file"
+                )
+        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
+            raise UserError(
+                f"task.seed = {self.seed!r}: expected a whole number from 0 to 2^63-1; use 0, 1, ..."
+            )
+        share = self.careless
+        if type(share) not in (int, float) or not math.isfinite(share) or not 0 <= share <= 1:
+            raise UserError(f"task.careless = {share!r}: expected a share from 0 to 1; use 0 for none")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question: prompt, a completion to imitate, the right answer, and int32 arrays for the graders."""
+
+    prompt: str
+    demonstration: str
+    truth: str
+    features: Features
+
+
+class Task(NamedTuple):
+    """The functions that make up a task; `components` names what the graders return, `reward` first.
+
+    `features(truth)` makes the graders' int32 arrays from a plain dictionary such as `{"numbers": [3, 4],
+    "target": 7}`. `examples(config, split)` and `read(path, config)` give a list of `Example`.
+    `grade_text(completion, features)` grades one text on the host; `grade_bytes(stream, length, features)`
+    grades `uint8[B, W]` texts of `int32[B]` bytes on the device, with features `int32[B, ...]`, and returns
+    `float32[B]` for each component; both agree on every string. `summarize(rows, examples)` gives figures of
+    a graded set.
+    """
+
+    name: str
+    components: tuple[str, ...]
+    features: Callable[[dict[str, Any]], Features]
+    examples: Callable[[TaskConfig, str], list[Example]]
+    read: Callable[[str, TaskConfig], list[Example]]
+    grade_text: Callable[[str, Features], dict[str, float]]
+    grade_bytes: Callable[[jax.Array, jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]
+    summarize: Callable[[list[dict[str, Any]], list[Example]], dict[str, float]]
+
+
+def check_split(split: str) -> None:
+    """Raise `UserError` unless the split is train, validation or test."""
+    if split not in SPLITS:
+        raise UserError(f"data split {split!r}: expected one of {', '.join(SPLITS)}; pick one of these")

@@ -1,0 +1,79 @@
+"""Checkpoints at cycle boundaries: asynchronous, restored into whatever sharding the run now has."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from dmpo_jax.config import CheckpointConfig
+from dmpo_jax.errors import UserError
+from dmpo_jax.training.state import State
+
+FOLDER = "checkpoints"
+
+
+class Checkpoints:
+    """The checkpoints of one run folder. Parameters are an item of their own, so they can be read without the rest."""
+
+    def __init__(self, run_dir: Path, config: CheckpointConfig = CheckpointConfig(), *, read_only: bool = False):
+        """Opens (and, unless read-only, makes) `run_dir/checkpoints`."""
+        options = ocp.CheckpointManagerOptions(max_to_keep=config.keep, create=not read_only, read_only=read_only)
+        self._manager = ocp.CheckpointManager((run_dir / FOLDER).absolute(), options=options)
+
+    @property
+    def latest(self) -> int | None:
+        """Cycles finished at the newest complete checkpoint."""
+        return self._manager.latest_step()
+
+    def save(self, cycle: int, state: State, meta: dict[str, Any]) -> None:
+        """Copies the state off the devices now and writes it in the background."""
+        rest = {"reference": state.reference, "optimizer": state.optimizer, "cycle": state.cycle}
+        self._manager.save(
+            cycle,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(state.params),
+                rest=ocp.args.StandardSave(rest),
+                meta=ocp.args.JsonSave(meta),
+            ),
+            force=True,
+        )
+
+    def restore(self, like: State) -> tuple[State, dict[str, Any]]:
+        """The newest state, with the shapes and shardings of `like`, and its meta data."""
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        rest = {"reference": abstract.reference, "optimizer": abstract.optimizer, "cycle": abstract.cycle}
+        saved = self._manager.restore(
+            self.latest,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardRestore(abstract.params),
+                rest=ocp.args.StandardRestore(rest),
+                meta=ocp.args.JsonRestore(),
+            ),
+        )
+        return State(saved.params, **saved.rest), saved.meta
+
+    def restore_params(self, shapes: Any, shardings: Any) -> Any:
+        """The newest parameters alone, in the given layout."""
+        abstract = jax.tree.map(lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, shardings)
+        args = ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
+        return self._manager.restore(self.latest, args=args).params
+
+    def close(self) -> None:
+        """Waits until everything is written. Raises what went wrong in the background."""
+        self._manager.wait_until_finished()
+        self._manager.check_for_errors()
+        self._manager.close()
+
+
+def load_params(run_dir: Path, shapes: Any, shardings: Any) -> Any:
+    """Parameters of the newest checkpoint of a run folder. Raises UserError when it has none."""
+    if not (run_dir / FOLDER).is_dir():
+        raise UserError(f"{run_dir}: no {FOLDER} folder; give the folder of a run that has saved one")
+    checkpoints = Checkpoints(run_dir, read_only=True)
+    try:
+        if checkpoints.latest is None:
+            raise UserError(f"{run_dir / FOLDER}: holds no complete checkpoint; let that run reach one first")
+        return checkpoints.restore_params(shapes, shardings)
+    finally:
+        checkpoints.close()

@@ -1,0 +1,174 @@
+"""The whole method on one page: `cycle(state, batch) -> (state, record)` is one XLA program.
+
+Roll out a group of completions per prompt, grade them, prepare what the objective needs (ELBOs, weights), and take its
+updates. No callback, no host work in between.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dmpo_jax.diffusion.canvas import Prompts, live_positions, repeat
+from dmpo_jax.diffusion.masking import row_keys
+from dmpo_jax.diffusion.sampler import Trace, sample
+from dmpo_jax.objectives.objective import Prepared, Rollout
+from dmpo_jax.parallel.mesh import per_shard
+from dmpo_jax.tasks.bytes import to_bytes
+from dmpo_jax.training.data import Batch
+from dmpo_jax.training.setup import Setup
+from dmpo_jax.training.state import State, optimizer_of
+
+ROLLOUT_STREAM, PREPARE_STREAM, UPDATE_STREAM = range(3)
+
+
+class Record(NamedTuple):
+    """What a cycle reports: scalar metrics, completions `int32[P, N, L]`, reward components `f32[P, N]` by name."""
+
+    metrics: dict[str, jax.Array]
+    completion: jax.Array
+    components: dict[str, jax.Array]
+
+
+def make_cycle(setup: Setup) -> Callable[[State, Batch], tuple[State, Record]]:
+    """The cycle of a configuration, to be jitted with its state donated."""
+    objective, context, settings = setup.objective, setup.context, setup.config.objective
+
+    def cycle(state: State, batch: Batch) -> tuple[State, Record]:
+        key = jax.random.fold_in(jax.random.key(setup.config.run.seed), state.cycle)
+        stream = lambda number: jax.random.fold_in(key, number)  # noqa: E731
+        reference = state.reference
+        if settings.reference_sync:
+            due = state.cycle % settings.reference_sync == 0
+            reference = jax.tree.map(lambda new, old: jnp.where(due, new, old), state.params, reference)
+
+        if objective.ROLLOUT:
+            rollout, components, forwards = roll_out(state.params, batch, stream(ROLLOUT_STREAM), setup)
+            metrics = _rollout_metrics(rollout, components, forwards)
+        else:
+            rollout, components, metrics = demonstrations(batch, setup), {}, {}
+        with jax.named_scope("prepare"):
+            prepared = objective.prepare(
+                state.params, reference, rollout, stream(PREPARE_STREAM), settings, context
+            )
+        metrics |= prepared.metrics
+
+        def update(carry, number):
+            params, optimizer = carry
+            update_key = jax.random.fold_in(stream(UPDATE_STREAM), number)
+            params, optimizer, step_metrics = take_update(params, optimizer, rollout, prepared, update_key, setup)
+            return (params, optimizer), step_metrics
+
+        with jax.named_scope("update"):
+            (params, optimizer), steps = jax.lax.scan(
+                update, (state.params, state.optimizer), jnp.arange(settings.updates)
+            )
+        metrics |= jax.tree.map(jnp.mean, steps)
+        return (
+            State(params, reference, optimizer, state.cycle + 1),
+            Record(metrics, rollout.completion, components),
+        )
+
+    return cycle
+
+
+def decode(params, prompts: Prompts, keys_key: jax.Array, rows: jax.Array, setup: Setup, sampler=None) -> Trace:
+    """Completes rows `[B]`, each shard of rows in a loop of its own; row r's randomness is keyed by r alone."""
+
+    def on_shard(whole, local):
+        prompts, rows = local
+        return sample(
+            whole[0],
+            prompts,
+            row_keys(whole[1], rows),
+            length=setup.config.rollout.completion_length,
+            mask_id=setup.tokenizer.mask_id,
+            eos_id=setup.tokenizer.eos_id,
+            sampler=sampler or setup.config.sampler,
+            config=setup.model,
+        )
+
+    return per_shard(on_shard, (params, keys_key), (prompts, rows))
+
+
+def grade(completion: jax.Array, features: dict[str, jax.Array], setup: Setup) -> dict[str, jax.Array]:
+    """Reward components `f32[B]` of completions `int32[B, L]`, read as bytes on the device."""
+    table, lengths = setup.tokenizer.byte_table()
+
+    def on_shard(whole, local):
+        completion, features = local
+        stream, length = to_bytes(completion, *whole, (setup.tokenizer.eos_id,))
+        return setup.task.grade_bytes(stream, length, features)
+
+    with jax.named_scope("grade"):
+        return per_shard(on_shard, (jnp.asarray(table), jnp.asarray(lengths)), (completion, features))
+
+
+def roll_out(
+    params, batch: Batch, key: jax.Array, setup: Setup
+) -> tuple[Rollout, dict[str, jax.Array], jax.Array]:
+    """N graded completions per prompt, their reward components `f32[P, N]`, and forwards `int32[P, N]`."""
+    prompts, size = batch.prompts, setup.config.rollout.group
+    groups = prompts.length.shape[0]
+    rows = jnp.arange(groups * size, dtype=jnp.int32)
+    trace = decode(params, repeat(prompts, size), key, rows, setup)
+    components = grade(trace.completion, repeat(batch.features, size), setup)
+
+    grouped = lambda x: x.reshape(groups, size, *x.shape[1:])  # noqa: E731
+    components = jax.tree.map(grouped, components)
+    rollout = Rollout(
+        prompts=prompts,
+        row=grouped(rows),
+        completion=grouped(trace.completion),
+        step=grouped(trace.step),
+        log_prob=grouped(trace.log_prob),
+        live=grouped(live_positions(trace.completion, setup.tokenizer.eos_id)),
+        reward=components["reward"],
+    )
+    return rollout, components, grouped(trace.forwards)
+
+
+def demonstrations(batch: Batch, setup: Setup) -> Rollout:
+    """Given answers in the place of completions: one per prompt, without trace or reward."""
+    completion = batch.demonstration[:, None]
+    nothing = jnp.zeros(completion.shape, jnp.float32)
+    live = live_positions(batch.demonstration, setup.tokenizer.eos_id)[:, None]
+    rows = jnp.arange(completion.shape[0], dtype=jnp.int32)[:, None]
+    return Rollout(batch.prompts, rows, completion, nothing.astype(jnp.int32), nothing, live, nothing[..., 0])
+
+
+def take_update(params, optimizer, rollout: Rollout, prepared: Prepared, key: jax.Array, setup: Setup):
+    """One optimiser step on the mean loss over groups. Returns (params, optimizer, metrics)."""
+    objective, settings, context = setup.objective, setup.config.objective, setup.context
+    parts = setup.config.rollout.accumulation
+
+    def gradient(rollout, groups):
+        part = prepared._replace(groups=groups)
+        return jax.value_and_grad(objective.loss, has_aux=True)(params, rollout, part, key, settings, context)
+
+    # Whole groups per part; taking every parts-th group keeps each device's own groups on it.
+    split = lambda x: jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)  # noqa: E731
+    pieces = jax.tree.map(split, (rollout, prepared.groups))
+    scalars, _ = jax.eval_shape(lambda: gradient(*jax.tree.map(lambda x: x[0], pieces)))
+    zero = (jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), scalars), jax.tree.map(jnp.zeros_like, params))
+    total, _ = jax.lax.scan(lambda sums, piece: (jax.tree.map(jnp.add, sums, gradient(*piece)), None), zero, pieces)
+    (loss, extra), grads = jax.tree.map(lambda x: x / parts, total)
+
+    steps, optimizer = optimizer_of(setup).update(grads, optimizer, params)
+    metrics = {"loss": loss, "grad_norm": optax.global_norm(grads), **extra}
+    return optax.apply_updates(params, steps), optimizer, metrics
+
+
+def _rollout_metrics(rollout: Rollout, components: dict, forwards: jax.Array) -> dict[str, jax.Array]:
+    reward, finite = rollout.reward, jnp.isfinite(rollout.reward)
+    live = jnp.sum(rollout.live, axis=-1)
+    metrics = {f"reward/{name}": jnp.mean(value) for name, value in components.items() if name != "reward"}
+    return metrics | {
+        "reward/mean": jnp.mean(reward, where=finite),
+        "reward/std": jnp.std(reward, where=finite),
+        "completion_length": jnp.mean(live.astype(jnp.float32)),
+        "completion_unfinished": jnp.mean(jnp.all(rollout.step >= 0, axis=-1) & jnp.all(rollout.live, axis=-1)),
+        "nfe/mean": jnp.mean(forwards.astype(jnp.float32)),
+    }

@@ -1,0 +1,216 @@
+"""The host's part of a run: data in, metrics out, checkpoints and evaluations between cycles."""
+
+import importlib.metadata
+import json
+import math
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from dmpo_jax.config import Config
+from dmpo_jax.errors import UserError
+from dmpo_jax.evaluation.evaluate import Evaluator, load_examples, write_items
+from dmpo_jax.model.parameters import count_params, init_params, param_shardings
+from dmpo_jax.parallel.mesh import make_mesh, row_shards
+from dmpo_jax.training import run_folder
+from dmpo_jax.training.checkpoint import Checkpoints, load_params
+from dmpo_jax.training.cycle import Record, make_cycle
+from dmpo_jax.training.data import Batches, encode, place
+from dmpo_jax.training.metrics import JsonLines, Progress, write_text
+from dmpo_jax.training.setup import Setup, make_setup
+from dmpo_jax.training.state import State, fresh_state
+
+PREEMPTED = 17
+
+
+def train(config: Config, run_dir: Path) -> int:
+    """Runs, or goes on with, a configuration in its folder. Returns the exit code: 0 done, 17 stopped after saving."""
+    setup = make_setup(config)
+    shape = config.mesh.shape(jax.device_count())
+    mesh = make_mesh(shape)
+    config.validate_mesh(row_shards(mesh), shape)
+    examples = load_examples(setup, "train", config.task.train_file)
+    validation = load_examples(setup, "validation", config.task.validation_file)
+    test = load_examples(setup, "test", config.task.test_file) if config.evaluation.test else []
+    data = encode(examples, setup.tokenizer, config.rollout.completion_length, config.rollout.prompt_buckets)
+    if config.run.start_from:
+        changed = run_folder.model_differences(Path(config.run.start_from), config)
+        if changed:
+            raise UserError(f"run.start_from = {config.run.start_from}: another model ({'; '.join(changed)})")
+    run_folder.claim(run_dir, config)
+    with jax.set_mesh(mesh):
+        return _Run(setup, mesh, run_dir, data, Evaluator(setup, validation, mesh), test and Evaluator(setup, test, mesh)).go()
+
+
+class _Run:
+    """One process's pass through a run."""
+
+    def __init__(self, setup: Setup, mesh, run_dir: Path, data, validation: Evaluator, test: Evaluator | None):
+        self.setup, self.config, self.mesh, self.run_dir = setup, setup.config, mesh, run_dir
+        self.validation, self.test = validation, test
+        self.batches = Batches(
+            data, self.config.rollout.prompts, self.config.run.seed, self.config.rollout.prompt_buckets
+        )
+        self.program = jax.jit(make_cycle(setup), donate_argnums=0)
+        self.compiled: dict[int, Any] = {}
+        self.compile_seconds = 0.0
+        self.stop = False
+
+    def go(self) -> int:
+        self.checkpoints = Checkpoints(self.run_dir, self.config.checkpoint)
+        state, done, self.seconds = self._start()
+        self.started = time.monotonic()
+        self.metrics = JsonLines(self.run_dir / "metrics.jsonl", done)
+        self.samples = JsonLines(self.run_dir / "samples.jsonl", done)
+        previous = signal.signal(signal.SIGTERM, self._on_sigterm)
+        try:
+            if done == 0:
+                self._evaluate_before(state)
+                self._save(0, state)  # finds a folder that cannot be written before hours are spent
+            state, done = self._cycles(state, done)
+            if done == self.config.run.cycles:
+                self._finish(state)
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+            self.metrics.close()
+            self.samples.close()
+            self.checkpoints.close()
+        if done < self.config.run.cycles:
+            print(f"stopped after cycle {done}, saved; run the same command to go on", flush=True)
+            return PREEMPTED
+        return 0
+
+    def _on_sigterm(self, *_) -> None:
+        self.stop = True
+
+    def _start(self) -> tuple[State, int, float]:
+        if self.checkpoints.latest is None:
+            source, params = self.config.run.start_from, None
+            if source:
+                shapes = jax.eval_shape(lambda: init_params(jax.random.key(0), self.setup.model))
+                params = load_params(Path(source), shapes, param_shardings(self.setup.model, self.mesh))
+            print(f"{count_params(self.setup.model):,} parameters, mesh {self.mesh.shape}", flush=True)
+            return fresh_state(self.setup, self.mesh, params), 0, 0.0
+        state, meta = self.checkpoints.restore(fresh_state(self.setup, self.mesh))
+        print(f"resuming after cycle {meta['cycle']}", flush=True)
+        return state, meta["cycle"], meta["seconds"]
+
+    def _cycles(self, state: State, done: int) -> tuple[State, int]:
+        total, rows = self.config.run.cycles, self.config.rollout.prompts * self.config.rollout.group
+        unit = "completions" if self.setup.objective.ROLLOUT else "examples"
+        self.progress = Progress(total, rows, unit)
+        pending: tuple[int, Record, float] | None = None
+        clock = time.monotonic()
+        with jax.transfer_guard("disallow"):
+            while done < total and not self.stop:
+                state, record = self._dispatch(state, done)
+                done += 1
+                if pending:  # read the cycle before, while the devices work on this one
+                    self._log(*pending)
+                pending = (done, record, clock)
+                clock = time.monotonic()
+                last = done == total or self.stop
+                evaluate = done == total or (self.config.evaluation.every and done % self.config.evaluation.every == 0)
+                if evaluate or last or done % self.config.checkpoint.every == 0:
+                    self._log(*pending, extra=self._validate(state) if evaluate else {})
+                    pending, clock = None, time.monotonic()
+                if done % self.config.checkpoint.every == 0 or last:
+                    self._save(done, state)
+        if pending:
+            self._log(*pending)
+            self._save(done, state)
+        return state, done
+
+    def _dispatch(self, state: State, number: int) -> tuple[State, Record]:
+        batch = place(self.batches[number], self.mesh)
+        width = batch.prompts.tokens.shape[1]
+        if width not in self.compiled:
+            start = time.monotonic()
+            self.compiled[width] = self.program.lower(state, batch).compile()
+            self.compile_seconds += time.monotonic() - start
+        return self.compiled[width](state, batch)
+
+    def _log(self, cycle: int, record: Record, started: float, extra: dict[str, float] | None = None) -> None:
+        metrics = {name: float(value) for name, value in jax.device_get(record.metrics).items()}
+        seconds = time.monotonic() - started
+        if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
+            self.metrics.flush()
+            raise FloatingPointError(
+                f"cycle {cycle}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; the state before it is saved "
+                f"in {self.run_dir}. Lower optimizer.learning_rate or raise objective.alpha"
+            )
+        rows, length = np.prod(record.completion.shape[:2]), record.completion.shape[2]
+        tokens = rows * metrics.get("completion_length", length)
+        entry = {"cycle": cycle, "updates": cycle * self.config.objective.updates, **metrics}
+        entry |= {"time/cycle_s": seconds, "time/compile_s": self.compile_seconds, "tokens_per_second": tokens / seconds}
+        entry |= extra or {}
+        self.metrics.write(entry)
+        self.progress.show(cycle, entry)
+        every = self.config.run.samples_every
+        if self.setup.objective.ROLLOUT and every and (cycle % every == 0 or cycle == 1):
+            self._write_samples(cycle, record)
+
+    def _write_samples(self, cycle: int, record: Record, most: int = 8) -> None:
+        record = jax.device_get(record)
+        batch = self.batches[cycle - 1]
+        for p in range(min(most, record.completion.shape[0])):
+            prompt = self.setup.tokenizer.decode(batch.prompts.tokens[p, : batch.prompts.length[p]])
+            truth = {name: np.asarray(value[p]).tolist() for name, value in batch.features.items()}
+            entry = {"cycle": cycle, "prompt": prompt, "completion": self.setup.tokenizer.decode(record.completion[p, 0])}
+            entry["truth"] = json.dumps(truth)
+            self.samples.write(entry | {name: float(value[p, 0]) for name, value in record.components.items()})
+
+    def _validate(self, state: State) -> dict[str, float]:
+        with jax.transfer_guard("allow"):
+            result, _ = self.validation.run(state.params)
+        return {"eval/accuracy": result["accuracy"], "eval/exact": result["exact"]}
+
+    def _save(self, cycle: int, state: State) -> None:
+        self.metrics.flush()
+        self.samples.flush()
+        seconds = self.seconds + time.monotonic() - self.started
+        meta = {"cycle": cycle, "seconds": seconds, "config": self.config.to_toml(), "digest": self.config.digest()}
+        with jax.transfer_guard("allow"):
+            self.checkpoints.save(cycle, state, meta)
+
+    def _evaluate_before(self, state: State) -> None:
+        validation, _ = self.validation.run(state.params)
+        before = {"validation_before": validation}
+        print(f"before: validation exact {validation['exact']:.3f}, accuracy {validation['accuracy']:.3f}", flush=True)
+        if self.test:
+            before["test_before"], items = self.test.run(state.params)
+            write_items(self.run_dir / "eval" / "before.jsonl", items)
+        write_text(self.run_dir / "eval" / "before.json", json.dumps(before, indent=1))
+
+    def _finish(self, state: State) -> None:
+        before = json.loads((self.run_dir / "eval" / "before.json").read_text(encoding="utf-8"))
+        summary: dict[str, Any] = {
+            "status": "done",
+            "cycles": self.config.run.cycles,
+            "updates": self.config.run.cycles * self.config.objective.updates,
+            "seconds": self.seconds + time.monotonic() - self.started,
+            "compile_seconds": self.compile_seconds,
+            "compilations": len(self.compiled),
+            "parameters": count_params(self.setup.model),
+            "mesh": dict(self.mesh.shape),
+            "config_digest": self.config.digest(),
+            "versions": {name: importlib.metadata.version(name) for name in ("dmpo_jax", "jax", "optax", "numpy")},
+            **before,
+        }
+        summary["validation_after"], _ = self.validation.run(state.params)
+        if self.test:
+            summary["test_after"], items = self.test.run(state.params)
+            write_items(self.run_dir / "eval" / "after.jsonl", items)
+        write_text(self.run_dir / "summary.json", json.dumps(summary, indent=1))
+        shown = "test" if self.test else "validation"
+        first, last = summary[f"{shown}_before"], summary[f"{shown}_after"]
+        print(
+            f"{shown}: exact {first['exact']:.3f} -> {last['exact']:.3f} "
+            f"[{last['exact_ci95'][0]:.3f}, {last['exact_ci95'][1]:.3f}], "
+            f"accuracy {first['accuracy']:.3f} -> {last['accuracy']:.3f}, n = {last['n']}; {self.run_dir / 'summary.json'}",
+            flush=True,
+        )

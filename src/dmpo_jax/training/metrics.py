@@ -1,0 +1,94 @@
+"""What a run writes as it goes: metrics.jsonl, samples.jsonl, and one line of progress."""
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file's content in one step, so that a kill leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+class JsonLines:
+    """A file of JSON objects, each with its `cycle`; reopening it drops what a resumed run will write again."""
+
+    def __init__(self, path: Path, resume_after: int):
+        """Keeps complete lines up to cycle `resume_after` and appends from there."""
+        kept = []
+        if path.exists():
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    entry = json.loads(line)
+                except json.JSONDecodeError:
+                    continue  # cut short by a kill
+                if entry["cycle"] <= resume_after:
+                    kept.append(line)
+        write_text(path, "".join(line + "\n" for line in kept))
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Appends one object; numbers that are not finite become null, which JSON can hold."""
+        entry = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
+        self._file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+    def flush(self) -> None:
+        """Puts everything written so far on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Flushes and closes."""
+        self.flush()
+        self._file.close()
+
+
+class Progress:
+    """One line now and then: where the run is, how it does, and when it ends, counted in completions."""
+
+    def __init__(self, cycles: int, rows: int, unit: str, every_s: float = 5.0):
+        """`rows` completions (or examples: `unit`) a cycle."""
+        self._cycles, self._rows, self._unit, self._every = cycles, rows, unit, every_s
+        self._start, self._first, self._last = time.monotonic(), None, -math.inf
+
+    def show(self, cycle: int, metrics: dict[str, float]) -> None:
+        """Prints the line for a finished cycle unless the last one is only seconds old."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, cycle)  # the first cycle compiled; speed is counted from its end
+        if now - self._last < self._every and cycle != self._cycles:
+            return
+        self._last = now
+        since, at = self._first
+        eta = (now - since) / (cycle - at) * (self._cycles - cycle) if cycle > at else math.nan
+        parts = [f"cycle {cycle}/{self._cycles}", f"{cycle * self._rows:,}/{self._cycles * self._rows:,} {self._unit}"]
+        for name, label in SHOWN.items():
+            if name in metrics:
+                parts.append(f"{label} {metrics[name]:.4g}")
+        parts.append(f"eta {_clock(eta)}")
+        print("  ".join(parts), file=sys.stderr, flush=True)
+
+
+SHOWN = {
+    "loss": "loss",
+    "reward/mean": "reward",
+    "ess/mean": "ess",
+    "log_ratio/std": "log-ratio sd",
+    "eval/exact": "exact",
+    "eval/accuracy": "accuracy",
+}
+
+
+def _clock(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,53 @@
+"""What a configuration stands for once resolved: the tokenizer, the task and the model's final shape."""
+
+import dataclasses
+import functools
+
+from dmpo_jax.config import Config
+from dmpo_jax.errors import UserError
+from dmpo_jax.model.parameters import ModelConfig
+from dmpo_jax.model.tokenizer import Tokenizer, make_tokenizer
+from dmpo_jax.objectives import OBJECTIVES
+from dmpo_jax.objectives.objective import Context
+from dmpo_jax.tasks import get_task
+from dmpo_jax.tasks.task import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """Static surroundings of every program of a run."""
+
+    config: Config
+    tokenizer: Tokenizer
+    task: Task
+
+    @functools.cached_property
+    def model(self) -> ModelConfig:
+        """The model with its vocabulary size filled in."""
+        return dataclasses.replace(self.config.model, vocab_size=self.tokenizer.vocab_size)
+
+    @property
+    def objective(self):
+        """The objective's module."""
+        return OBJECTIVES[self.config.objective.name]
+
+    @property
+    def context(self) -> Context:
+        """What the objective's functions need to know."""
+        return Context(
+            model=self.model,
+            mask_id=self.tokenizer.mask_id,
+            eos_id=self.tokenizer.eos_id,
+            sampler=self.config.sampler,
+        )
+
+
+def make_setup(config: Config) -> Setup:
+    """Resolves names. Raises UserError where the model's vocabulary and the tokenizer disagree."""
+    tokenizer = make_tokenizer(config.tokenizer.kind)
+    if config.model.vocab_size not in (0, tokenizer.vocab_size):
+        raise UserError(
+            f"model.vocab_size = {config.model.vocab_size}, but tokenizer {tokenizer.kind} has "
+            f"{tokenizer.vocab_size} tokens; leave it out"
+        )
+    return Setup(config, tokenizer, get_task(config.task.name))
