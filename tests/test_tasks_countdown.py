@@ -446,7 +446,12 @@ def test_summarize():
     grades = ((1.0, 1.0), (0.0, 1.0), (0.0, 0.0), (1.0, 1.0))
     rows = [{"reward": reward, "format": form} for reward, form in grades]
     # 3+4 = 7, 9-2-1 = 6 and 4-3 = 1 are sums; 12 needs a product.
-    assert TASK.summarize(rows, examples) == {"exact": 0.5, "format": 0.75, "solvable_by_sums": 0.75}
+    assert TASK.summarize(rows, examples) == {
+        "accuracy": 0.5,
+        "exact": 0.5,
+        "format": 0.75,
+        "solvable_by_sums": 0.75,
+    }
     with pytest.raises(UserError, match="graded rows"):
         TASK.summarize(rows[:2], examples)
 
@@ -458,4 +463,9 @@ def test_published_test_file_figures():
         pytest.skip("no shared data")
     examples = TASK.read(str(path), TaskConfig(name="countdown"))
     rows = [TASK.grade_text(example.demonstration, example.features) for example in examples]
-    assert TASK.summarize(rows, examples) == {"exact": 1.0, "format": 1.0, "solvable_by_sums": 229 / 256}
+    assert TASK.summarize(rows, examples) == {
+        "accuracy": 1.0,
+        "exact": 1.0,
+        "format": 1.0,
+        "solvable_by_sums": 229 / 256,
+    }

@@ -12,7 +12,7 @@ from test_tasks_bytes import grade_on_device
 
 from dmpo_jax.errors import UserError
 from dmpo_jax.tasks import Example, TaskConfig, get_task
-from dmpo_jax.tasks.sudoku_baselines import baselines
+from dmpo_jax.tasks.sudoku_baselines import ambiguous, baselines
 from dmpo_jax.tasks.sudoku_grids import (
     careless_fill,
     completions,
@@ -264,14 +264,15 @@ def test_baselines_by_hand():
     row = {"puzzle": "0000341221434321", "solution": "1234341221434321"}
     found = TASK.summarize([grade(tag("1234341221434321"), row)], [example_of(row)])
     assert found == {
-        "cell_accuracy": 1.0,
+        "accuracy": 1.0,
         "exact": 1.0,
-        "baseline/uniform_digit": 0.25,
-        "baseline/constant_digit": 0.25,
-        "baseline/one_look": 1.0,
-        "baseline/valid_grid_cells": 1.0,
-        "baseline/valid_grid_stored": 1.0,
         "ambiguous": 0.0,
+        "baselines": {
+            "uniform digit": {"accuracy": 0.25},
+            "constant digit": {"accuracy": 0.25},
+            "one look": {"accuracy": 1.0},
+            "random valid grid": {"accuracy": 1.0, "exact": 1.0},
+        },
     }
 
 
@@ -280,11 +281,11 @@ def test_baselines_against_enumeration():
     solutions = grids()[rng.integers(0, 288, 40)]
     puzzles = np.where(rng.random((40, 16)) < 0.5, solutions, 0)
     found = baselines(puzzles, solutions)
-    blanks = look = valid = stored = ambiguous = 0
+    blanks = look = valid = stored = several = 0
     for puzzle, solution in zip(puzzles.tolist(), solutions.tolist(), strict=True):
         wholes = brute_force(puzzle)
         stored += 1 / len(wholes)
-        ambiguous += len(wholes) > 1
+        several += len(wholes) > 1
         for cell in range(16):
             if puzzle[cell]:
                 continue
@@ -299,23 +300,19 @@ def test_baselines_against_enumeration():
             }
             look += 1 / len({1, 2, 3, 4} - seen)
     constant = max(((puzzles == 0) & (solutions == digit)).sum() for digit in (1, 2, 3, 4))
-    assert found == pytest.approx(
-        {
-            "baseline/uniform_digit": 0.25,
-            "baseline/constant_digit": constant / blanks,
-            "baseline/one_look": look / blanks,
-            "baseline/valid_grid_cells": valid / blanks,
-            "baseline/valid_grid_stored": stored / 40,
-            "ambiguous": ambiguous / 40,
-        }
-    )
+    assert ambiguous(puzzles) == pytest.approx(several / 40)
+    assert list(found) == ["uniform digit", "constant digit", "one look", "random valid grid"]
+    assert found["uniform digit"]["accuracy"] == 0.25
+    assert found["constant digit"]["accuracy"] == pytest.approx(constant / blanks)
+    assert found["one look"]["accuracy"] == pytest.approx(look / blanks)
+    assert found["random valid grid"] == pytest.approx({"accuracy": valid / blanks, "exact": stored / 40})
 
 
 def test_summarize_pools_cells_over_items():
     other = {"puzzle": "0234341221434321", "solution": "1234341221434321"}  # one blank
     rows = [grade(tag("12343412"), TRUTH), grade(tag("1234341221434321"), other)]
     found = TASK.summarize(rows, [example_of(TRUTH), example_of(other)])
-    assert found["cell_accuracy"] == pytest.approx((4 + 1) / (9 + 1))
+    assert found["accuracy"] == pytest.approx((4 + 1) / (9 + 1))
     assert found["exact"] == 0.5
     with pytest.raises(UserError, match="graded rows"):
         TASK.summarize([], [])
@@ -330,10 +327,10 @@ def test_published_test_file_figures():
     chosen = [examples[index] for index in np.random.RandomState(42).choice(500, 256, replace=False)]
     found = TASK.summarize([TASK.grade_text(tag(e.truth), e.features) for e in chosen], chosen)
     assert found["ambiguous"] == 63 / 256
-    assert found["baseline/valid_grid_cells"] == pytest.approx(0.9344, abs=5e-5)
-    assert found["baseline/valid_grid_stored"] == pytest.approx(0.8727, abs=5e-5)
-    assert found["baseline/one_look"] == pytest.approx(0.7698, abs=0.01)
-    assert 0.24 < found["baseline/constant_digit"] < 0.265
+    known = found["baselines"]
+    assert known["random valid grid"] == pytest.approx({"accuracy": 0.9344, "exact": 0.8727}, abs=5e-5)
+    assert known["one look"]["accuracy"] == pytest.approx(0.7698, abs=0.01)
+    assert 0.24 < known["constant digit"]["accuracy"] < 0.265
 
 
 def test_published_generations():

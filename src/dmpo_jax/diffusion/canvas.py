@@ -25,16 +25,20 @@ class Canvas(NamedTuple):
     lengths: jax.Array
 
 
-def make_canvas(completion: jax.Array, prompts: Prompts) -> Canvas:
-    """Canvas of completions `int32[B, L]` and their prompts; the completion reads right after its prompt."""
+def make_canvas(completion: jax.Array, prompts: Prompts, attend_to_padding: bool = False) -> Canvas:
+    """Canvas of completions `int32[B, L]` and their prompts; the completion reads right after its prompt.
+
+    With `attend_to_padding`, pads are text that reads before the prompt, as in a batch padded on the left.
+    """
     length, width = completion.shape[1], prompts.tokens.shape[1]
     after_prompt = prompts.length[:, None] + jnp.arange(length, dtype=jnp.int32)
     prompt_positions = jnp.zeros_like(prompts.tokens) + jnp.arange(width, dtype=jnp.int32)
-    return Canvas(
-        jnp.concatenate([completion, prompts.tokens], axis=1),
-        jnp.concatenate([after_prompt, prompt_positions], axis=1),
-        prompts.length + length,
-    )
+    positions = jnp.concatenate([after_prompt, prompt_positions], axis=1)
+    lengths = prompts.length + length
+    if attend_to_padding:
+        positions = (positions + (width - prompts.length)[:, None]) % (length + width)
+        lengths = jnp.zeros_like(lengths) + (length + width)
+    return Canvas(jnp.concatenate([completion, prompts.tokens], axis=1), positions, lengths)
 
 
 def repeat(tree, count: int):

@@ -7,9 +7,10 @@ size m: the expected log-probability over a uniformly random decoding order.
 import jax
 import jax.numpy as jnp
 
-from dmpo_jax.diffusion.canvas import Prompts, make_canvas, repeat
+from dmpo_jax.diffusion.canvas import Prompts, repeat
+from dmpo_jax.diffusion.forward import completion_hidden
 from dmpo_jax.diffusion.masking import Masks
-from dmpo_jax.model.denoiser import head_logits, hidden_states
+from dmpo_jax.model.denoiser import head_logits
 from dmpo_jax.model.parameters import ModelConfig
 
 
@@ -57,8 +58,8 @@ def masked_log_probs(
     batch, replicates, length = masked.shape
     half = replicates // 2
     shown = jnp.where(masked | ~live[:, None], mask_id, completion[:, None])  # [B, R, L]
-    canvas = make_canvas(shown.reshape(-1, length), repeat(prompts, replicates))
-    hidden = hidden_states(params, *canvas, config)[:, :length].reshape(batch, replicates, length, -1)
+    hidden = completion_hidden(params, shown.reshape(-1, length), repeat(prompts, replicates), config)
+    hidden = hidden.reshape(batch, replicates, length, -1)
     packed = jnp.where(masked[:, :half, :, None], hidden[:, :half], hidden[:, half:])
     targets = jnp.broadcast_to(completion[:, None], (batch, half, length))
     return token_log_probs(params, packed, targets, config, chunk)

@@ -6,10 +6,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dmpo_jax.diffusion.canvas import Prompts, make_canvas
+from dmpo_jax.diffusion.canvas import Prompts
+from dmpo_jax.diffusion.forward import completion_hidden
 from dmpo_jax.diffusion.selection import propose, top_ranked, transfer_schedule
 from dmpo_jax.errors import UserError
-from dmpo_jax.model.denoiser import head_logits, hidden_states
+from dmpo_jax.model.denoiser import head_logits
 from dmpo_jax.model.parameters import ModelConfig
 
 ALGORITHMS = ("low_confidence", "random", "roar")
@@ -110,7 +111,7 @@ def sample(
         allowed = window(state.masked) & ~state.done[:, None]
 
         shown = jnp.where(state.masked, mask_id, state.trace.completion)
-        hidden = window(hidden_states(params, *make_canvas(shown, prompts), config)[:, :length])
+        hidden = window(completion_hidden(params, shown, prompts, config))
         if whole_block:
             commit, position = allowed, None
         else:  # the random order is known before the forward's result, so one row of the head is enough

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from dmpo_jax.diffusion.canvas import Prompts, make_canvas
+from dmpo_jax.diffusion.canvas import Prompts
+from dmpo_jax.diffusion.forward import completion_hidden
 from dmpo_jax.diffusion.sampler import forbid
-from dmpo_jax.model.denoiser import head_logits, hidden_states
+from dmpo_jax.model.denoiser import head_logits
 from dmpo_jax.model.parameters import ModelConfig
 
 
@@ -29,7 +30,7 @@ def trajectory_log_probs(
 
     def at_step(total, now):
         shown = jnp.where((step >= now) | (step < 0), mask_id, completion)
-        hidden = hidden_states(params, *make_canvas(shown, prompts), config)[:, : completion.shape[1]]
+        hidden = completion_hidden(params, shown, prompts, config)
         chosen, position = jax.lax.top_k((step == now).astype(jnp.int32), tokens_per_step)
         hidden = jnp.take_along_axis(hidden, position[..., None], axis=1)
         logits = forbid(head_logits(params, hidden, config), mask_id)

@@ -1,6 +1,7 @@
 """Decoding and grading a set of held-out examples."""
 
 import dataclasses
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from dmpo_jax.evaluation.intervals import wilson
 from dmpo_jax.tasks.task import Example
 from dmpo_jax.training.cycle import decode, grade
 from dmpo_jax.training.data import Batch, encode, place, take
+from dmpo_jax.training.metrics import write_text
 from dmpo_jax.training.setup import Setup
 
 EVALUATION_STREAM = 7
@@ -74,8 +76,7 @@ class Evaluator:
     def _result(self, items: list[dict], completion, forwards, seconds: float) -> dict[str, Any]:
         count = len(items)
         figures = self._setup.task.summarize(items, self._examples)
-        exact = figures.pop("exact")
-        accuracy = figures.pop("cell_accuracy", exact)
+        accuracy, exact = figures.pop("accuracy"), figures.pop("exact")
         return {
             "task": self._setup.task.name,
             "n": count,
@@ -87,7 +88,7 @@ class Evaluator:
             "mean_nfe": float(np.mean(forwards)),
             "tokens_per_second": completion.size / seconds,
             "grader_disagreements": sum(not item["graders_agree"] for item in items),
-            "baselines": figures,
+            **figures,
             "sampler": dataclasses.asdict(self._sampler),
             "completion_length": completion.shape[1],
             "seed": self._setup.config.run.seed,
@@ -96,8 +97,4 @@ class Evaluator:
 
 def write_items(path: Path, items: list[dict[str, Any]]) -> None:
     """One JSON object per line."""
-    import json
-
-    from dmpo_jax.training.metrics import write_text
-
     write_text(path, "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items))

@@ -1,19 +1,28 @@
-"""Bidirectional attention over a right-padded key axis."""
+"""Attention over a right-padded key axis: to all keys, or to those of the same and earlier blocks."""
 
 import jax
 import jax.numpy as jnp
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+def attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    lengths: jax.Array,
+    blocks: tuple[jax.Array, jax.Array] | None = None,
+) -> jax.Array:
     """Softmax attention of every query over the first `lengths` keys of its row.
 
     q `[B, H, Q, E]`, k and v `[B, K, S, E]` with H a multiple of K (query head i reads key head i // (H / K)),
-    lengths `int32[B]`. Returns `[B, H, Q, E]`. Scores and softmax are fp32; probabilities are cast to v's dtype and
-    the second product accumulates in fp32.
+    lengths `int32[B]`. `blocks` holds the block numbers `int32[B, Q]` of queries and `int32[B, S]` of keys; a query
+    then sees no later block. Returns `[B, H, Q, E]`. Scores and softmax are fp32; probabilities are cast to v's dtype
+    and the second product accumulates in fp32.
     """
     batch, heads, queries, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     valid = jnp.arange(keys) < lengths[:, None, None, None]  # [B, 1, 1, S]
+    if blocks is not None:
+        valid &= blocks[1][:, None, None, :] <= blocks[0][:, None, :, None]
     if kv_heads != heads:
         k = jnp.repeat(k, heads // kv_heads, axis=1)
         v = jnp.repeat(v, heads // kv_heads, axis=1)

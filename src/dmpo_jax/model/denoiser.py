@@ -1,4 +1,4 @@
-"""The denoiser: a bidirectional pre-norm transformer that maps partly masked tokens to logits."""
+"""The denoiser: a pre-norm transformer that maps partly masked tokens to logits, for every family of models."""
 
 import functools
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from dmpo_jax.model.attention import attend
 from dmpo_jax.model.parameters import ModelConfig, abstract_params
+from dmpo_jax.model.weights import Weight, as_used, contract
 from dmpo_jax.parallel import mesh as meshes
 
 
@@ -25,20 +26,20 @@ def rotary_tables(positions: jax.Array, head_size: int, theta: float) -> tuple[j
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Half-rotation of heads `[B, H, S, E]`: component j is paired with j + E/2; fp32 inside, x's dtype out."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    """Half-rotation of heads `[B, H, S, E]`: component j is paired with j + E/2; cos's dtype inside, x's dtype out."""
+    first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def _project(x: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
+def _project(x: jax.Array, weight: Weight, bias: jax.Array | None) -> jax.Array:
     """`[B, S, D]` through `[D, H, E]` to head-major `[B, H, S, E]`."""
-    out = jnp.einsum("bsd,dhe->bhse", x, weight)
+    out = contract("bsd,dhe->bhse", x, weight)
     return out if bias is None else out + bias[:, None, :]
 
 
-def _block(h: jax.Array, layer: dict, cos, sin, lengths, config: ModelConfig) -> jax.Array:
-    axes = abstract_params(config)["blocks"]
-    layer = {name: meshes.gathered(w.astype(h.dtype), axes[name].axes[1:]) for name, w in layer.items()}
+def _block(h: jax.Array, layer: dict, cos, sin, lengths, blocks, config: ModelConfig) -> jax.Array:
+    specs = abstract_params(config)["blocks"]
+    layer = {name: as_used(w, h.dtype, specs[name]) for name, w in layer.items()}
     residual = meshes.activation(("rows", None, None), h.shape)
     with jax.named_scope("attention"):
         a = rms_norm(h, layer["ln1"], config.norm_eps)
@@ -48,13 +49,13 @@ def _block(h: jax.Array, layer: dict, cos, sin, lengths, config: ModelConfig) ->
         if config.qk_norm:
             q = rms_norm(q, layer["q_norm"], config.norm_eps)
             k = rms_norm(k, layer["k_norm"], config.norm_eps)
-        out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, lengths)
-        h = h + jnp.einsum("bhse,hed->bsd", out, layer["wo"], out_sharding=residual)
+        out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, lengths, blocks)
+        h = h + contract("bhse,hed->bsd", out, layer["wo"], out_sharding=residual)
     with jax.named_scope("mlp"):
         a = rms_norm(h, layer["ln2"], config.norm_eps)
-        gate = jax.nn.silu(jnp.einsum("bsd,df->bsf", a, layer["w_gate"]))
-        up = jnp.einsum("bsd,df->bsf", a, layer["w_up"])
-        return h + jnp.einsum("bsf,fd->bsd", gate * up, layer["w_down"], out_sharding=residual)
+        gate = jax.nn.silu(contract("bsd,df->bsf", a, layer["w_gate"]))
+        up = contract("bsd,df->bsf", a, layer["w_up"])
+        return h + contract("bsf,fd->bsd", gate * up, layer["w_down"], out_sharding=residual)
 
 
 def hidden_states(
@@ -63,7 +64,8 @@ def hidden_states(
     """Final-norm hidden states `[B, S, D]` in the model dtype.
 
     tokens and positions `int32[B, S]`; slots from `lengths int32[B]` on are padding that nothing attends to. Attention
-    has no causal mask, so slots may stand in any order: `positions` carries the reading order.
+    asks for positions only (for their block under `config.block_size`), so slots may stand in any order: `positions`
+    carries the reading order.
     """
     dtype = jnp.dtype(config.dtype)
     with jax.named_scope("embed"):
@@ -71,7 +73,10 @@ def hidden_states(
         out = meshes.activation(("rows", None, None), (*tokens.shape, config.d_model))
         h = table.at[tokens].get(out_sharding=out) if out is not None else table[tokens]
     cos, sin = rotary_tables(positions, config.head_size, config.rope_theta)
-    block = functools.partial(_block, cos=cos, sin=sin, lengths=lengths, config=config)
+    if not config.rope_full_precision:
+        cos, sin = cos.astype(dtype), sin.astype(dtype)
+    blocks = (positions // config.block_size,) * 2 if config.block_size else None
+    block = functools.partial(_block, cos=cos, sin=sin, lengths=lengths, blocks=blocks, config=config)
     if config.remat:
         block = jax.checkpoint(block)
     h, _ = jax.lax.scan(lambda carry, layer: (block(carry, layer), None), h, params["blocks"])
@@ -89,9 +94,20 @@ def head_logits(params: dict, hidden: jax.Array, config: ModelConfig) -> jax.Arr
 
 
 def logits(params: dict, tokens: jax.Array, config: ModelConfig, lengths: jax.Array | None = None) -> jax.Array:
-    """fp32 logits `[B, S, V]` of right-padded rows `int32[B, S]` in reading order. For inspection and tests."""
+    """fp32 logits `[B, S, V]` of right-padded rows `int32[B, S]` in reading order. For inspection and tests.
+
+    They stand as the released model returns them: under `config.logits_shift` row i scores token i + 1 (see `shifted`).
+    """
     batch, width = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
     if lengths is None:
         lengths = jnp.full((batch,), width, jnp.int32)
     return head_logits(params, hidden_states(params, tokens, positions, lengths, config), config)
+
+
+def shifted(logits: jax.Array) -> jax.Array:
+    """Logits `[B, S, V]` (or hidden states) of a model with `logits_shift`, moved so that row i scores token i.
+
+    Row 0, before which there is nothing, keeps its own.
+    """
+    return jnp.concatenate([logits[:, :1], logits[:, :-1]], axis=1)

@@ -11,6 +11,9 @@ from dmpo_jax.errors import UserError
 from dmpo_jax.parallel import mesh as meshes
 
 
+STORED = ("float32", "bfloat16", "int8", "nf4")  # values of model.base
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Shape and numerics of a bidirectional transformer denoiser. Hashable, so it can be static under jit."""
@@ -27,6 +30,13 @@ class ModelConfig:
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_head: bool = False
+    rope_full_precision: bool = True  # False: cos, sin and the rotation in `dtype`
+    logits_shift: bool = False  # the output at reading position i scores token i + 1
+    block_size: int = 0  # above 0: a token sees its own and earlier blocks of so many reading positions
+    family: str = "llada"  # names the tensors and the chat template of a checkpoint; see `families`
+    pretrained: str = ""  # folder or hub id of the weights that a run starts from; they bring their shape
+    base: str = "float32"  # how frozen weights are stored under LoRA: float32, bfloat16, int8 or nf4
+    attend_to_padding: bool = False  # as the published code: prompts padded on the left, pads attended like text
     dtype: str = "float32"  # of activations and of the weights where they are used
     remat: bool = False  # recompute layers in the backward pass instead of storing them
 
@@ -56,8 +66,12 @@ class ModelConfig:
             )
         if self.head_size % 2:
             raise UserError(f"model: head size {self.head_size} is odd, but rotary positions need pairs")
+        if self.block_size < 0:
+            raise UserError(f"model.block_size = {self.block_size}: expected 0 (attention to all) or a positive number")
         if self.dtype not in ("float32", "bfloat16"):
             raise UserError(f'model.dtype = "{self.dtype}": expected "float32" or "bfloat16"')
+        if self.base not in STORED:
+            raise UserError(f'model.base = "{self.base}": expected one of {", ".join(STORED)}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +81,7 @@ class ParamSpec:
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     scale: float | None  # standard deviation; None: ones; 0.0: zeros
+    inputs: int = 0  # axes that a product sums over: the first ones after the layer's; 0: not a matrix
 
 
 def abstract_params(config: ModelConfig) -> dict:
@@ -81,13 +96,13 @@ def abstract_params(config: ModelConfig) -> dict:
     blocks = {
         "ln1": ParamSpec((n, d), (None, None), None),
         "ln2": ParamSpec((n, d), (None, None), None),
-        "wq": ParamSpec((n, d, h, e), (None, "embed", "heads", None), fan_in),
-        "wk": ParamSpec((n, d, k, e), (None, "embed", "kv_heads", None), fan_in),
-        "wv": ParamSpec((n, d, k, e), (None, "embed", "kv_heads", None), fan_in),
-        "wo": ParamSpec((n, h, e, d), (None, "heads", None, "embed"), fan_heads * depth),
-        "w_gate": ParamSpec((n, d, f), (None, "embed", "mlp"), fan_in),
-        "w_up": ParamSpec((n, d, f), (None, "embed", "mlp"), fan_in),
-        "w_down": ParamSpec((n, f, d), (None, "mlp", "embed"), fan_mlp * depth),
+        "wq": ParamSpec((n, d, h, e), (None, "embed", "heads", None), fan_in, 1),
+        "wk": ParamSpec((n, d, k, e), (None, "embed", "kv_heads", None), fan_in, 1),
+        "wv": ParamSpec((n, d, k, e), (None, "embed", "kv_heads", None), fan_in, 1),
+        "wo": ParamSpec((n, h, e, d), (None, "heads", None, "embed"), fan_heads * depth, 2),
+        "w_gate": ParamSpec((n, d, f), (None, "embed", "mlp"), fan_in, 1),
+        "w_up": ParamSpec((n, d, f), (None, "embed", "mlp"), fan_in, 1),
+        "w_down": ParamSpec((n, f, d), (None, "mlp", "embed"), fan_mlp * depth, 1),
     }
     if c.qkv_bias:
         blocks |= {
@@ -106,28 +121,42 @@ def abstract_params(config: ModelConfig) -> dict:
         "ln_f": ParamSpec((d,), (None,), None),
     }
     if not c.tied_head:
-        tree["head"] = ParamSpec((d, v), ("embed", "vocab"), fan_in)
+        tree["head"] = ParamSpec((d, v), ("embed", "vocab"), fan_in, 1)
     return tree
 
 
-def _is_spec(x) -> bool:
+def is_spec(x) -> bool:
+    """Whether this is a leaf of an abstract tree."""
     return isinstance(x, ParamSpec)
+
+
+def count(specs) -> int:
+    """Number of parameters of an abstract tree."""
+    return sum(math.prod(s.shape) for s in jax.tree.leaves(specs, is_leaf=is_spec))
 
 
 def count_params(config: ModelConfig) -> int:
     """Number of parameters, from the abstract tree alone."""
-    return sum(math.prod(s.shape) for s in jax.tree.leaves(abstract_params(config), is_leaf=_is_spec))
+    return count(abstract_params(config))
+
+
+def shardings(specs, mesh: jax.sharding.Mesh):
+    """Training layout of every leaf of an abstract tree."""
+    return jax.tree.map(lambda s: meshes.named(mesh, s.axes, s.shape), specs, is_leaf=is_spec)
 
 
 def param_shardings(config: ModelConfig, mesh: jax.sharding.Mesh) -> dict:
     """Training layout of every parameter."""
-    return jax.tree.map(
-        lambda s: meshes.named(mesh, s.axes, s.shape), abstract_params(config), is_leaf=_is_spec
-    )
+    return shardings(abstract_params(config), mesh)
 
 
 def init_params(key: jax.Array, config: ModelConfig) -> dict:
     """Random fp32 parameters. Each leaf's numbers depend on the key and the leaf's name only."""
+    return init_tree(key, abstract_params(config))
+
+
+def init_tree(key: jax.Array, specs):
+    """Random fp32 values of an abstract tree."""
 
     def init(path, s: ParamSpec) -> jax.Array:
         if s.scale is None:
@@ -137,4 +166,4 @@ def init_params(key: jax.Array, config: ModelConfig) -> dict:
         leaf_key = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
         return s.scale * jax.random.normal(leaf_key, s.shape, jnp.float32)
 
-    return jax.tree_util.tree_map_with_path(init, abstract_params(config), is_leaf=_is_spec)
+    return jax.tree_util.tree_map_with_path(init, specs, is_leaf=is_spec)

@@ -150,8 +150,8 @@ def _uses_each_once(is_number: jax.Array, number: jax.Array, given: jax.Array, c
     return right
 
 
-def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, float]:
-    """Figures of one graded answer to each example: `exact`, `format`, `solvable_by_sums` (only + and -).
+def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, Any]:
+    """Figures of one graded answer to each example: `accuracy` and `exact` (the same), `format`, `solvable_by_sums` (only + and -).
 
     Raises `UserError` where the numbers of rows and examples differ or are zero.
     """
@@ -164,8 +164,10 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
     sums = numbers[:, :1] * 0
     for column in numbers.T[:, :, None]:
         sums = np.concatenate([sums + column, sums - column], axis=1)
+    exact = float(np.mean([row["reward"] for row in rows]))
     return {
-        "exact": float(np.mean([row["reward"] for row in rows])),
+        "accuracy": exact,
+        "exact": exact,
         "format": float(np.mean([row["format"] for row in rows])),
         "solvable_by_sums": float((sums == target[:, None]).any(axis=1).mean()),
     }

@@ -15,7 +15,7 @@ import numpy as np
 
 from dmpo_jax.errors import UserError
 from dmpo_jax.tasks.bytes import answer_span, blank, unwrap
-from dmpo_jax.tasks.sudoku_baselines import baselines
+from dmpo_jax.tasks.sudoku_baselines import ambiguous, baselines
 from dmpo_jax.tasks.sudoku_files import read_puzzles
 from dmpo_jax.tasks.sudoku_grids import BOX, COLUMN, ROW, careless_fill, draw_puzzles, is_grid
 from dmpo_jax.tasks.task import SPLITS, Example, Features, Task, TaskConfig, check_split
@@ -60,8 +60,10 @@ def _examples(puzzles: np.ndarray, solutions: np.ndarray, config: TaskConfig) ->
     result = []
     for puzzle, solution, is_careless in zip(puzzles, solutions, careless, strict=True):
         digits, truth = _text(puzzle), _text(solution)
-        prompt = f"{digits}=" if config.prompt == "compact" else _INSTRUCTIONS.format(puzzle=digits)
         shown = _text(careless_fill(puzzle)) if is_careless else truth
+        prompt = _INSTRUCTIONS.format(puzzle=digits) if config.prompt == "instruct" else f"{digits}="
+        if config.prompt == "rows":
+            prompt, shown = f"{_rows(digits)}=", _rows(shown)
         result.append(
             Example(prompt, f"<answer>{shown}</answer>", truth, {"puzzle": puzzle, "solution": solution})
         )
@@ -70,6 +72,10 @@ def _examples(puzzles: np.ndarray, solutions: np.ndarray, config: TaskConfig) ->
 
 def _text(cells: np.ndarray) -> str:
     return "".join(map(str, cells.tolist()))
+
+
+def _rows(digits: str) -> str:
+    return " ".join(digits[start : start + 4] for start in range(0, 16, 4))
 
 
 def grade_text(completion: str, features: Features) -> dict[str, float]:
@@ -118,10 +124,10 @@ def grade_bytes(stream: jax.Array, length: jax.Array, features: dict[str, jax.Ar
     return {"reward": jnp.maximum(cells, exact), "cells": cells, "exact": exact}
 
 
-def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, float]:
-    """Figures of one graded answer to each example: pooled cell accuracy, exact rate, and `baselines`.
+def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, Any]:
+    """Figures of one graded answer to each example: `accuracy`, `exact`, share of `ambiguous` puzzles, `baselines`.
 
-    Cell accuracy is right blanks over all blanks, as published results have it. Raises `UserError` where the
+    Accuracy is right blanks over all blanks, pooled, as published results have it. Raises `UserError` where the
     numbers of rows and examples differ or are zero.
     """
     if not rows or len(rows) != len(examples):
@@ -133,9 +139,10 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
     blanks = (puzzles == 0).sum(axis=1)
     cells = np.array([row["cells"] for row in rows], float)
     return {
-        "cell_accuracy": float(cells @ blanks / max(blanks.sum(), 1)),
+        "accuracy": float(cells @ blanks / max(blanks.sum(), 1)),
         "exact": float(np.mean([row["exact"] for row in rows])),
-        **baselines(puzzles, solutions),
+        "ambiguous": ambiguous(puzzles),
+        "baselines": baselines(puzzles, solutions),
     }
 
 

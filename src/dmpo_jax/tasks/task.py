@@ -11,7 +11,7 @@ import numpy as np
 from dmpo_jax.errors import UserError
 
 NAMES = ("sudoku", "countdown")
-PROMPTS = ("compact", "instruct")
+PROMPTS = {"sudoku": ("compact", "rows", "instruct"), "countdown": ("compact", "instruct")}
 SPLITS = ("train", "validation", "test")
 # Larger sets would exhaust what the generators can draw without repeating themselves.
 MAX_SIZE = {"train": 200_000, "validation": 20_000, "test": 20_000}
@@ -36,8 +36,8 @@ class TaskConfig:
 
     def validate(self) -> None:
         """Raise `UserError` naming the first setting that is out of its range."""
-        for key, known in (("name", NAMES), ("prompt", PROMPTS)):
-            value = getattr(self, key)
+        for key in ("name", "prompt"):
+            value, known = getattr(self, key), NAMES if key == "name" else PROMPTS[self.name]
             if value not in known:
                 raise UserError(
                     f"task.{key} = {value!r}: expected one of {', '.join(known)}; pick one of these"
@@ -90,7 +90,7 @@ class Task(NamedTuple):
     read: Callable[[str, TaskConfig], list[Example]]
     grade_text: Callable[[str, Features], dict[str, float]]
     grade_bytes: Callable[[jax.Array, jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]
-    summarize: Callable[[list[dict[str, Any]], list[Example]], dict[str, float]]
+    summarize: Callable[[list[dict[str, Any]], list[Example]], dict[str, Any]]
 
 
 def check_split(split: str) -> None:
