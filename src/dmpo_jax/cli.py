@@ -43,9 +43,22 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--run-dir", type=Path, help="default: runs/<name of the configuration>")
 
     evaluate = command("eval", _eval, "Decode and grade held-out examples; writes FILE.json and FILE.jsonl.")
-    evaluate.add_argument("--run-dir", type=Path, required=True, help="run folder whose newest parameters answer")
+    source = evaluate.add_mutually_exclusive_group(required=True)
+    source.add_argument("--run-dir", type=Path, help="run folder whose newest parameters answer")
+    source.add_argument("--model", help="checkpoint folder or hub id whose weights answer, in place of a run")
     evaluate.add_argument("--data", default="", help="data file in a published format; default: the task's test split")
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+
+    importer = command("import", _import, "Check a checkpoint's every name and shape, and copy it.", config=False)
+    importer.add_argument("source", metavar="SRC", help="folder with config.json and *.safetensors, or a hub id owner/name")
+    importer.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder, for model.pretrained")
+    importer.add_argument("--dtype", choices=("float32", "bfloat16"), default="", help="default: the source's")
+
+    export = command("export", _export, "Write a run's newest policy in the Hugging Face layout.", config=False)
+    export.add_argument("--run-dir", type=Path, required=True, help="run folder whose newest parameters are written")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder")
+    export.add_argument("--adapter", action="store_true", help="the PEFT adapter alone, not merged into the weights")
+    export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of merged weights")
 
     report = command("report", _report, "One self-contained HTML page on one or several runs.", config=False)
     report.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
@@ -78,10 +91,28 @@ def _eval(args) -> int:
     from dmpo_jax.config import load_config
     from dmpo_jax.evaluation.command import evaluate_run
 
-    config = load_config(args.config, args.set)
+    model = [f"model.pretrained={json.dumps(args.model)}"] if args.model else []
+    config = load_config(args.config, [*model, *args.set])
     _prepare_jax(config)
     result = evaluate_run(config, args.run_dir, args.data, args.out)
     print(json.dumps({key: result[key] for key in ("task", "n", "exact", "exact_ci95", "accuracy", "mean_nfe")}))
+    return 0
+
+
+def _import(args) -> int:
+    from dmpo_jax.model.parameters import count_params
+    from dmpo_jax.model.pretrained import import_checkpoint
+
+    config, dtype = import_checkpoint(args.source, args.out, args.dtype)
+    print(f"{args.out}: {config.family}, {count_params(config):,} parameters in {dtype}")
+    return 0
+
+
+def _export(args) -> int:
+    from dmpo_jax.training.export import export_run
+
+    export_run(args.run_dir, args.out, args.adapter, args.dtype)
+    print(args.out)
     return 0
 
 

@@ -12,6 +12,10 @@ from typing import Any
 
 from dmpo_jax.diffusion.sampler import SamplerConfig
 from dmpo_jax.errors import UserError
+from dmpo_jax.model.chat import TEMPLATES
+from dmpo_jax.model.checkpoint_folder import TOKENIZER_KEY, locate, model_of
+from dmpo_jax.model.families import SHAPE, same
+from dmpo_jax.model.lora import LoraConfig
 from dmpo_jax.model.parameters import ModelConfig
 from dmpo_jax.objectives import OBJECTIVES
 from dmpo_jax.tasks.task import TaskConfig
@@ -36,9 +40,20 @@ class RunConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """`character` (digits, arithmetic and answer tags) or `byte` (any text)."""
+    """`character` (digits, arithmetic and answer tags), `byte` (any text), or `pretrained`: that of model.pretrained."""
 
     kind: str = "character"
+    template: str = ""  # chat template of prompts: "" is the family's, "none" sends them as they are
+    truncation: str = "refuse"  # of prompts wider than the widest bucket: refuse, or cut them "left" or "right" and say so
+
+    def validate(self) -> None:
+        """Raises UserError on a setting out of range."""
+        if self.template and self.kind != "pretrained":
+            raise UserError(f'tokenizer.template = "{self.template}": tokenizer {self.kind} has no chat template; leave it out')
+        if self.template and self.template not in TEMPLATES:
+            raise UserError(f'tokenizer.template = "{self.template}": expected one of {", ".join(TEMPLATES)}')
+        if self.truncation not in ("refuse", "left", "right"):
+            raise UserError(f'tokenizer.truncation = "{self.truncation}": expected "refuse", "left" or "right"')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,6 +156,7 @@ class Config:
 
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
+    lora: LoraConfig = LoraConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     task: TaskConfig = TaskConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -154,7 +170,7 @@ class Config:
     def validate(self) -> None:
         """Checks every section, and the sections against each other. Raises UserError."""
         for section in (
-            self.run, self.model, self.task, self.rollout, self.optimizer, self.mesh, self.evaluation, self.checkpoint
+            self.run, self.model, self.lora, self.tokenizer, self.task, self.rollout, self.optimizer, self.mesh, self.evaluation, self.checkpoint
         ):  # fmt: skip
             section.validate()
         self.sampler.validate(self.rollout.completion_length)
@@ -218,6 +234,8 @@ def resolve(tables: dict, overrides: typing.Sequence[str] = ()) -> Config:
         section, key, value = _override(text)
         tables.setdefault(section, {})[key] = value
     known = {f.name: f for f in dataclasses.fields(Config)}
+    if isinstance(tables.get("model"), dict):
+        _take_shape(tables)
     sections = {}
     for name, table in tables.items():
         if name not in known:
@@ -229,6 +247,23 @@ def resolve(tables: dict, overrides: typing.Sequence[str] = ()) -> Config:
     config = Config(**sections)
     config.validate()
     return config
+
+
+def _take_shape(tables: dict) -> None:
+    """Fills [model] in from the config.json of `model.pretrained`; a table with every key is a resolved one already."""
+    model = tables["model"]
+    source = model.get("pretrained")
+    if not source or not isinstance(source, str) or {f.name for f in dataclasses.fields(ModelConfig)} <= model.keys():
+        return
+    found, content = model_of(locate(source, weights=False))
+    for key in SHAPE:
+        if key in model and not same(key, model[key], found):
+            raise UserError(
+                f"model.{key} = {model[key]!r}: model.pretrained = {source} has {getattr(found, key)!r}; leave the key out"
+            )
+        model[key] = getattr(found, key)
+    if isinstance(tables.setdefault("tokenizer", {}), dict):
+        tables["tokenizer"].setdefault("kind", content.get(TOKENIZER_KEY, "pretrained"))
 
 
 def _read(path: Path, extended: bool = False) -> dict:

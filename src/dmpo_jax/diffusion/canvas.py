@@ -33,12 +33,16 @@ def make_canvas(completion: jax.Array, prompts: Prompts, attend_to_padding: bool
     length, width = completion.shape[1], prompts.tokens.shape[1]
     after_prompt = prompts.length[:, None] + jnp.arange(length, dtype=jnp.int32)
     prompt_positions = jnp.zeros_like(prompts.tokens) + jnp.arange(width, dtype=jnp.int32)
-    positions = jnp.concatenate([after_prompt, prompt_positions], axis=1)
     lengths = prompts.length + length
     if attend_to_padding:
-        positions = (positions + (width - prompts.length)[:, None]) % (length + width)
+        pads = (width - prompts.length)[:, None]
+        after_prompt, prompt_positions = after_prompt + pads, (prompt_positions + pads) % width
         lengths = jnp.zeros_like(lengths) + (length + width)
-    return Canvas(jnp.concatenate([completion, prompts.tokens], axis=1), positions, lengths)
+    return Canvas(
+        jnp.concatenate([completion, prompts.tokens], axis=1),
+        jnp.concatenate([after_prompt, prompt_positions], axis=1),
+        lengths,
+    )
 
 
 def repeat(tree, count: int):

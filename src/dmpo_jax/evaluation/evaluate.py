@@ -36,7 +36,11 @@ class Evaluator:
         self._setup, self._examples, self._mesh = setup, examples, mesh
         self._sampler = dataclasses.replace(config.sampler, temperature=config.evaluation.temperature)
         self._data = encode(
-            examples, setup.tokenizer, config.rollout.completion_length, config.rollout.prompt_buckets
+            examples,
+            setup.tokenizer,
+            config.rollout.completion_length,
+            config.rollout.prompt_buckets,
+            config.tokenizer.truncation,
         )
         self._answer = jax.jit(self._answer_batch)
 

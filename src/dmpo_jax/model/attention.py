@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from dmpo_jax.parallel import mesh as meshes
+
 
 def attend(
     q: jax.Array,
@@ -18,16 +20,18 @@ def attend(
     then sees no later block. Returns `[B, H, Q, E]`. Scores and softmax are fp32; probabilities are cast to v's dtype
     and the second product accumulates in fp32.
     """
-    batch, heads, queries, size = q.shape
+    heads, size = q.shape[1], q.shape[3]
     kv_heads, keys = k.shape[1], k.shape[2]
     valid = jnp.arange(keys) < lengths[:, None, None, None]  # [B, 1, 1, S]
     if blocks is not None:
         valid &= blocks[1][:, None, None, :] <= blocks[0][:, None, :, None]
     if kv_heads != heads:
-        k = jnp.repeat(k, heads // kv_heads, axis=1)
-        v = jnp.repeat(v, heads // kv_heads, axis=1)
-    scores = jnp.einsum("bhqe,bhse->bhqs", q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(valid, scores * size**-0.5, -jnp.inf)
+        where = meshes.activation(("rows", "heads", None, None), (k.shape[0], heads, *k.shape[2:]))
+        k, v = (jnp.repeat(x, heads // kv_heads, axis=1, out_sharding=where) for x in (k, v))
+    # fp32: half of the scale on each side, in PyTorch's order; in bf16 that would be two roundings more.
+    sides, after = (size**-0.25, 1.0) if q.dtype == jnp.float32 else (1.0, size**-0.5)
+    scores = jnp.einsum("bhqe,bhse->bhqs", q * sides, k * sides, preferred_element_type=jnp.float32)
+    scores = jnp.where(valid, scores * after, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     out = jnp.einsum("bhqs,bhse->bhqe", weights, v, preferred_element_type=jnp.float32)
-    return out.astype(q.dtype).reshape(batch, heads, queries, size)
+    return out.astype(q.dtype)

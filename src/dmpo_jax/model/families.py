@@ -66,6 +66,11 @@ def read_config(json: Json, source: str) -> ModelConfig:
     except _Wrong as error:
         raise UserError(f"{source}: {error}") from None
     config = ModelConfig(family=family.name, **fields)
+    # One spelling of the usual head shapes, so that equal models have equal configurations.
+    if config.kv_heads == config.n_heads:
+        config = dataclasses.replace(config, n_kv_heads=0)
+    if config.head_size * config.n_heads == config.d_model:
+        config = dataclasses.replace(config, head_dim=0)
     config.validate()
     return config
 
@@ -77,16 +82,19 @@ def write_config(config: ModelConfig, ids: SpecialIds) -> Json:
     json |= {"mask_token_id": ids.mask, "eos_token_id": ids.eos, "pad_token_id": ids.pad}
     back, lost = read_config(json, "config.json"), []
     for field in dataclasses.fields(ModelConfig):
-        wanted, found = getattr(config, field.name), getattr(back, field.name)
-        if field.name in SHAPE and wanted != found and field.name not in ("n_kv_heads", "head_dim"):
-            lost.append(f"model.{field.name} = {wanted!r}")
-    if back.kv_heads != config.kv_heads or back.head_size != config.head_size:
-        lost.append(f"model.head_dim = {config.head_size}")
+        if field.name in SHAPE and not same(field.name, getattr(config, field.name), back):
+            lost.append(f"model.{field.name} = {getattr(config, field.name)!r}")
     if lost:
         raise UserError(
             f"model.family = {config.family!r} cannot express {', '.join(lost)}; set another of {', '.join(FAMILIES)}"
         )
     return json
+
+
+def same(key: str, value: Any, config: ModelConfig) -> bool:
+    """Whether a field's value means what `config` has there; 0 stands for the usual one where the field allows it."""
+    resolved = {"n_kv_heads": config.kv_heads, "head_dim": config.head_size, "vocab_size": config.vocab_size}
+    return value == getattr(config, key) or value == resolved.get(key) or (key == "vocab_size" and value == 0)
 
 
 def special_ids(json: Json, source: str) -> SpecialIds:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from dmpo_jax.errors import UserError
 from dmpo_jax.model.families import FAMILIES
 from dmpo_jax.model.parameters import ModelConfig, ParamSpec, abstract_params, init_tree
-from dmpo_jax.model.quantize import restore_tree
 
 MATRICES = ("wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down")
 # What the official DMPO and d1 scripts ask PEFT for; in LLaDA only four of these modules exist.
@@ -97,6 +96,11 @@ def attach(base: dict, adapters: dict, lora: LoraConfig) -> dict:
     return {**base, "blocks": blocks}
 
 
+def policy_of(params: Any, base: Any, lora: LoraConfig) -> Any:
+    """The parameters of a policy: the trained ones themselves where there is no frozen base to attach them to."""
+    return params if base is None else attach(base, params, lora)
+
+
 def with_dropout(params: Any, key: jax.Array) -> Any:
     """The same tree with dropout keys in its adapters that have a rate. Equal keys drop equal inputs."""
 
@@ -109,34 +113,21 @@ def with_dropout(params: Any, key: jax.Array) -> Any:
     return jax.tree_util.tree_map_with_path(add, params, is_leaf=lambda w: isinstance(w, Adapted))
 
 
-def product(pair: dict[str, jax.Array], inputs: int) -> jax.Array:
-    """A B `[layer, *in, *out]`, fp32."""
-    a, b = pair["a"], pair["b"]
-    flat = jnp.einsum(
-        "lir,lro->lio", a.reshape(a.shape[0], -1, a.shape[-1]), b.reshape(*b.shape[:2], -1), precision="highest"
-    )
-    return flat.reshape(*a.shape[: 1 + inputs], *b.shape[2:])
-
-
-def merge(base: dict, adapters: dict, lora: LoraConfig, config: ModelConfig) -> dict:
-    """fp32 parameters with the adapters added in: the same function as `attach`, without its cost."""
-    params = restore_tree(base, config)
-    blocks, specs = dict(params["blocks"]), abstract_params(config)["blocks"]
-    for name, pair in adapters.get("blocks", {}).items():
-        blocks[name] = blocks[name] + lora.alpha / lora.rank * product(pair, specs[name].inputs)
-    return {**params, "blocks": blocks}
-
-
 @jax.jit
 def digest(params: dict) -> jax.Array:
     """`uint32` of all bits of a tree: equal trees give equal numbers on any mesh, a changed bit another one."""
     total = jnp.uint32(0)
     for path, x in jax.tree_util.tree_leaves_with_path(params):
         bits = jax.lax.bitcast_convert_type(x, {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize])
-        weight = jnp.uint32(zlib.crc32(jax.tree_util.keystr(path).encode()) | 1)
-        for axis in range(x.ndim):  # odd weights by place, so that swapped values show
-            shape = [1] * x.ndim
-            shape[axis] = x.shape[axis]
-            weight = weight * (2 * jnp.arange(x.shape[axis], dtype=jnp.uint32) + 2 * axis + 1).reshape(shape)
-        total += jnp.sum(bits.astype(jnp.uint32) * weight)
+        place = jnp.uint32(zlib.crc32(jax.tree_util.keystr(path).encode()))
+        for axis in range(x.ndim):  # so that swapped values show
+            place = _mix(place[..., None] + jnp.arange(x.shape[axis], dtype=jnp.uint32))
+        total += jnp.sum(_mix(bits.astype(jnp.uint32) ^ place))
     return total
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """A bijection of `uint32` in which every bit depends on every bit (MurmurHash3's finaliser)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

@@ -103,12 +103,6 @@ def store_tree(params: dict, config: ModelConfig) -> dict:
     return map_layered(lambda w, spec, layered: store(w, spec, config, layered), params, config)
 
 
-def restore_tree(base: dict, config: ModelConfig) -> dict:
-    """The fp32 parameters that a stored tree stands for."""
-    read = lambda w, *_: dequantize(w, jnp.float32) if isinstance(w, (Int8, NF4)) else w.astype(jnp.float32)  # noqa: E731
-    return map_layered(read, base, config)
-
-
 def map_layered(function, tree: dict, config: ModelConfig) -> dict:
     """`function(leaf, spec, layered)` of every parameter; layered: it is stacked over layers."""
     specs = abstract_params(config)

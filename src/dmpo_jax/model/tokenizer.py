@@ -6,6 +6,8 @@ import functools
 import numpy as np
 
 from dmpo_jax.errors import UserError
+from dmpo_jax.model.families import SpecialIds
+from dmpo_jax.model.pieces import table
 
 SPECIAL = ("<|pad|>", "<|mask|>", "<|endoftext|>")
 ANSWER_PIECES = ("<answer>", "</answer>")
@@ -23,6 +25,11 @@ class Tokenizer:
     pieces: tuple[bytes, ...]
 
     @property
+    def ids(self) -> SpecialIds:
+        """The special ids that a checkpoint records."""
+        return SpecialIds(mask=self.mask_id, eos=self.eos_id, pad=self.pad_id)
+
+    @property
     def pad_id(self) -> int:
         """Fills a prompt's row after the prompt; never attended to."""
         return len(self.pieces)
@@ -36,6 +43,11 @@ class Tokenizer:
     def eos_id(self) -> int:
         """Ends a completion."""
         return len(self.pieces) + 2
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """All tokens that end an answer."""
+        return (self.eos_id,)
 
     @property
     def vocab_size(self) -> int:
@@ -60,17 +72,22 @@ class Tokenizer:
                 )
         return ids
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a prompt: the text itself, these tokenizers know no conversations."""
+        return self.encode(text)
+
     def decode(self, ids) -> str:
         """Text up to the first end-of-sequence token; other special tokens are shown by name."""
         out = bytearray()
         for token in np.asarray(ids).tolist():
             if token == self.eos_id:
                 break
-            out += self.pieces[token] if token < len(self.pieces) else self._special(token).encode()
+            if token < self.vocab_size:  # a model may have more rows than there are tokens; they say nothing
+                out += self.pieces[token] if token < len(self.pieces) else self._special(token).encode()
         return out.decode("utf-8", errors="replace")
 
     def _special(self, token: int) -> str:
-        return SPECIAL[token - len(self.pieces)] if token < self.vocab_size else f"<|{token}|>"
+        return SPECIAL[token - len(self.pieces)]
 
     @functools.cached_property
     def _index(self) -> tuple[dict[bytes, int], int]:
@@ -79,10 +96,7 @@ class Tokenizer:
     def byte_table(self) -> tuple[np.ndarray, np.ndarray]:
         """`uint8[V, W]` bytes of every token, zero-padded, and `int32[V]` their lengths: what device graders read."""
         rows = [*self.pieces, *(self._special(len(self.pieces) + i).encode() for i in range(len(SPECIAL)))]
-        table = np.zeros((len(rows), max(map(len, rows))), np.uint8)
-        for i, row in enumerate(rows):
-            table[i, : len(row)] = np.frombuffer(row, np.uint8)
-        return table, np.array([len(row) for row in rows], np.int32)
+        return table(rows, len(rows))
 
 
 def make_tokenizer(kind: str) -> Tokenizer:
@@ -92,4 +106,4 @@ def make_tokenizer(kind: str) -> Tokenizer:
         return Tokenizer(kind, pieces)
     if kind == "byte":
         return Tokenizer(kind, tuple(bytes([i]) for i in range(256)))
-    raise UserError(f'tokenizer.kind = "{kind}": expected "character" or "byte"')
+    raise UserError(f'tokenizer.kind = "{kind}": expected "character", "byte" or "pretrained" (with model.pretrained)')

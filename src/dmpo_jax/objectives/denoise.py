@@ -4,6 +4,7 @@ loss = -ELBO(answer | prompt) / L, in nats per token (LLaDA, arXiv 2502.09992, e
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +25,13 @@ class Config:
     mask_law: str = "exact"
     train_after_eos: bool = True  # the model must learn to fill the rest with end-of-sequence tokens
     normalizer: str = "canvas"
-    updates: int = 1
-    reference_sync: int = 0  # unused by this objective: there is no reference
+
+    updates: ClassVar[int] = 1
+    reference_sync: ClassVar[int] = 0  # there is no reference
 
     def validate(self, group: int) -> None:
         """Raises UserError on a setting out of range."""
         check_masks("masks", self.masks, self.mask_law, self.normalizer)
-        if self.updates != 1 or self.reference_sync:
-            raise UserError("objective.updates and objective.reference_sync: denoise makes one update and has no reference")
         if group != 1:
             raise UserError(f"rollout.group = {group}: denoise learns from one demonstration a prompt, set it to 1")
 

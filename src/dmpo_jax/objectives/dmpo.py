@@ -14,12 +14,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dmpo_jax.diffusion.trajectory import trajectory_log_probs
 from dmpo_jax.diffusion.canvas import repeat
+from dmpo_jax.diffusion.trajectory import trajectory_log_probs
 from dmpo_jax.errors import UserError
 from dmpo_jax.objectives import group
 from dmpo_jax.objectives.denoise import check_masks
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout, normalizer, rollout_elbo
+from dmpo_jax.parallel.mesh import by_group, per_shard
 
 ROLLOUT = True
 BASELINES = ("model", "group", "individual", "none")
@@ -149,14 +150,14 @@ def loss(
 
 def _trajectory(params: dict, rollout: Rollout, context: Context) -> jax.Array:
     groups, size, length = rollout.completion.shape
-    log_probs = trajectory_log_probs(
-        params,
-        repeat(rollout.prompts, size),
-        rollout.completion.reshape(-1, length),
-        rollout.step.reshape(-1, length),
-        steps=length,
-        tokens_per_step=1,
-        mask_id=context.mask_id,
-        config=context.model,
-    )
-    return jnp.sum(log_probs, axis=-1).reshape(groups, size)
+    flat = lambda x: x.reshape(-1, length)  # noqa: E731
+
+    def on_shard(params, rows):
+        prompts, completion, step = rows
+        return trajectory_log_probs(
+            params, prompts, completion, step, steps=length, tokens_per_step=1,
+            mask_id=context.mask_id, config=context.model,
+        )  # fmt: skip
+
+    rows = (repeat(rollout.prompts, size), flat(rollout.completion), flat(rollout.step))
+    return by_group(jnp.sum(per_shard(on_shard, params, rows), axis=-1), groups)

@@ -18,7 +18,7 @@ from dmpo_jax.diffusion.elbo import elbo
 from dmpo_jax.diffusion.masking import draw_masks, row_keys
 from dmpo_jax.diffusion.sampler import SamplerConfig
 from dmpo_jax.model.parameters import ModelConfig
-from dmpo_jax.parallel.mesh import per_shard
+from dmpo_jax.parallel.mesh import by_group, per_shard
 
 
 class Rollout(NamedTuple):
@@ -81,7 +81,7 @@ def rollout_elbo(
         config=context.model,
         chunk=context.loss_chunk,
     )
-    return value.reshape(groups, size)
+    return by_group(value, groups)
 
 
 def normalizer(live: jax.Array, kind: str) -> jax.Array:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from dmpo_jax.errors import UserError
@@ -84,6 +85,22 @@ def replicated(tree):
     if explicit_mesh() is None:
         return tree
     return jax.tree.map(lambda x: jax.reshard(x, PartitionSpec()), tree)
+
+
+def by_group(x: jax.Array, groups: int) -> jax.Array:
+    """Rows `[P * N, ...]` as `[P, N, ...]`, whole groups staying where their rows are."""
+    x = x.reshape(groups, -1, *x.shape[1:])
+    return x if explicit_mesh() is None else jax.reshard(x, PartitionSpec(ROWS))
+
+
+def split_groups(tree, parts: int):
+    """Leaves `[P, ...]` as `[parts, P / parts, ...]`; taking every parts-th group keeps each device's own groups on it."""
+
+    def split(x: jax.Array) -> jax.Array:
+        x = jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)
+        return x if explicit_mesh() is None else jax.reshard(x, PartitionSpec(None, ROWS))
+
+    return jax.tree.map(split, tree)
 
 
 def row_shards(mesh: jax.sharding.Mesh) -> int:

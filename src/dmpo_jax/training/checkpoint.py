@@ -14,7 +14,10 @@ FOLDER = "checkpoints"
 
 
 class Checkpoints:
-    """The checkpoints of one run folder. Parameters are an item of their own, so they can be read without the rest."""
+    """The checkpoints of one run folder. Parameters are an item of their own, so they can be read without the rest.
+
+    A frozen base is not saved: the run makes it again from where it came, and its digest in the meta data tells.
+    """
 
     def __init__(self, run_dir: Path, config: CheckpointConfig = CheckpointConfig(), *, read_only: bool = False):
         """Opens (and, unless read-only, makes) `run_dir/checkpoints`."""
@@ -40,8 +43,8 @@ class Checkpoints:
         )
 
     def restore(self, like: State) -> tuple[State, dict[str, Any]]:
-        """The newest state, with the shapes and shardings of `like`, and its meta data."""
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        """The newest state, with the shapes, shardings and base of `like`, and its meta data."""
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like.replace(base=None))
         rest = {"reference": abstract.reference, "optimizer": abstract.optimizer, "cycle": abstract.cycle}
         saved = self._manager.restore(
             self.latest,
@@ -51,7 +54,7 @@ class Checkpoints:
                 meta=ocp.args.JsonRestore(),
             ),
         )
-        return State(saved.params, **saved.rest), saved.meta
+        return State(saved.params, **saved.rest, base=like.base), saved.meta
 
     def restore_params(self, shapes: Any, shardings: Any) -> Any:
         """The newest parameters alone, in the given layout."""

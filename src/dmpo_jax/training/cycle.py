@@ -5,23 +5,26 @@ updates. No callback, no host work in between.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dmpo_jax.diffusion.canvas import Prompts, live_positions, repeat
 from dmpo_jax.diffusion.masking import row_keys
 from dmpo_jax.diffusion.sampler import Trace, sample
+from dmpo_jax.model.lora import policy_of, with_dropout
 from dmpo_jax.objectives.objective import Prepared, Rollout
-from dmpo_jax.parallel.mesh import per_shard
+from dmpo_jax.parallel.mesh import by_group, per_shard, split_groups
 from dmpo_jax.tasks.bytes import to_bytes
 from dmpo_jax.training.data import Batch
 from dmpo_jax.training.setup import Setup
 from dmpo_jax.training.state import State, optimizer_of
 
 ROLLOUT_STREAM, PREPARE_STREAM, UPDATE_STREAM = range(3)
+DROPOUT_STREAM = 2**31  # of an update's key; rows have the small numbers
 
 
 class Record(NamedTuple):
@@ -39,26 +42,34 @@ def make_cycle(setup: Setup) -> Callable[[State, Batch], tuple[State, Record]]:
     def cycle(state: State, batch: Batch) -> tuple[State, Record]:
         key = jax.random.fold_in(jax.random.key(setup.config.run.seed), state.cycle)
         stream = lambda number: jax.random.fold_in(key, number)  # noqa: E731
+        policy = lambda params: policy_of(params, state.base, setup.config.lora)  # noqa: E731
         reference = state.reference
         if settings.reference_sync:
             due = state.cycle % settings.reference_sync == 0
             reference = jax.tree.map(lambda new, old: jnp.where(due, new, old), state.params, reference)
 
         if objective.ROLLOUT:
-            rollout, components, forwards = roll_out(state.params, batch, stream(ROLLOUT_STREAM), setup)
+            rollout, components, forwards = roll_out(policy(state.params), batch, stream(ROLLOUT_STREAM), setup)
             metrics = _rollout_metrics(rollout, components, forwards)
         else:
             rollout, components, metrics = demonstrations(batch, setup), {}, {}
         with jax.named_scope("prepare"):
             prepared = objective.prepare(
-                state.params, reference, rollout, stream(PREPARE_STREAM), settings, context
+                policy(state.params),
+                None if reference is None else policy(reference),
+                rollout,
+                stream(PREPARE_STREAM),
+                settings,
+                context,
             )
         metrics |= prepared.metrics
 
         def update(carry, number):
             params, optimizer = carry
             update_key = jax.random.fold_in(stream(UPDATE_STREAM), number)
-            params, optimizer, step_metrics = take_update(params, optimizer, rollout, prepared, update_key, setup)
+            params, optimizer, step_metrics = take_update(
+                params, optimizer, rollout, prepared, update_key, setup, state.base
+            )
             return (params, optimizer), step_metrics
 
         with jax.named_scope("update"):
@@ -67,7 +78,7 @@ def make_cycle(setup: Setup) -> Callable[[State, Batch], tuple[State, Record]]:
             )
         metrics |= jax.tree.map(jnp.mean, steps)
         return (
-            State(params, reference, optimizer, state.cycle + 1),
+            State(params, reference, optimizer, state.cycle + 1, state.base),
             Record(metrics, rollout.completion, components),
         )
 
@@ -96,10 +107,12 @@ def decode(params, prompts: Prompts, keys_key: jax.Array, rows: jax.Array, setup
 def grade(completion: jax.Array, features: dict[str, jax.Array], setup: Setup) -> dict[str, jax.Array]:
     """Reward components `f32[B]` of completions `int32[B, L]`, read as bytes on the device."""
     table, lengths = setup.tokenizer.byte_table()
+    unused = setup.model.vocab_size - len(lengths)  # rows of the vocabulary that no token has: no bytes
+    table, lengths = np.pad(table, ((0, unused), (0, 0))), np.pad(lengths, (0, unused))
 
     def on_shard(whole, local):
         completion, features = local
-        stream, length = to_bytes(completion, *whole, (setup.tokenizer.eos_id,))
+        stream, length = to_bytes(completion, *whole, setup.tokenizer.end_ids)
         return setup.task.grade_bytes(stream, length, features)
 
     with jax.named_scope("grade"):
@@ -116,7 +129,7 @@ def roll_out(
     trace = decode(params, repeat(prompts, size), key, rows, setup)
     components = grade(trace.completion, repeat(batch.features, size), setup)
 
-    grouped = lambda x: x.reshape(groups, size, *x.shape[1:])  # noqa: E731
+    grouped = lambda x: by_group(x, groups)  # noqa: E731
     components = jax.tree.map(grouped, components)
     rollout = Rollout(
         prompts=prompts,
@@ -139,25 +152,38 @@ def demonstrations(batch: Batch, setup: Setup) -> Rollout:
     return Rollout(batch.prompts, rows, completion, nothing.astype(jnp.int32), nothing, live, nothing[..., 0])
 
 
-def take_update(params, optimizer, rollout: Rollout, prepared: Prepared, key: jax.Array, setup: Setup):
-    """One optimiser step on the mean loss over groups. Returns (params, optimizer, metrics)."""
+def take_update(
+    params, optimizer, rollout: Rollout, prepared: Prepared, key: jax.Array, setup: Setup, base: Any = None
+):
+    """One optimiser step on the mean loss over groups. Returns (params, optimizer, metrics).
+
+    Under LoRA, params are the adapters on `base`. Their dropout is the same for the policy and for what it is compared
+    with (`prepared.whole`), as the masks are.
+    """
     objective, settings, context = setup.objective, setup.config.objective, setup.context
-    parts = setup.config.rollout.accumulation
+    parts, lora = setup.config.rollout.accumulation, setup.config.lora
 
     def gradient(rollout, groups):
         part = prepared._replace(groups=groups)
-        return jax.value_and_grad(objective.loss, has_aux=True)(params, rollout, part, key, settings, context)
+        if lora.dropout:
+            drop = jax.random.fold_in(jax.random.fold_in(key, DROPOUT_STREAM), jnp.min(rollout.row))
+            part = part._replace(whole=with_dropout(part.whole, drop))
 
-    # Whole groups per part; taking every parts-th group keeps each device's own groups on it.
-    split = lambda x: jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)  # noqa: E731
-    pieces = jax.tree.map(split, (rollout, prepared.groups))
+        def loss(params):
+            policy = policy_of(params, base, lora)
+            policy = with_dropout(policy, drop) if lora.dropout else policy
+            return objective.loss(policy, rollout, part, key, settings, context)
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    pieces = split_groups((rollout, prepared.groups), parts)
     scalars, _ = jax.eval_shape(lambda: gradient(*jax.tree.map(lambda x: x[0], pieces)))
     zero = (jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), scalars), jax.tree.map(jnp.zeros_like, params))
     total, _ = jax.lax.scan(lambda sums, piece: (jax.tree.map(jnp.add, sums, gradient(*piece)), None), zero, pieces)
     (loss, extra), grads = jax.tree.map(lambda x: x / parts, total)
 
     steps, optimizer = optimizer_of(setup).update(grads, optimizer, params)
-    metrics = {"loss": loss, "grad_norm": optax.global_norm(grads), **extra}
+    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **extra}
     return optax.apply_updates(params, steps), optimizer, metrics
 
 

@@ -1,5 +1,6 @@
 """Examples as arrays, and batches that are a pure function of (seed, cycle)."""
 
+import sys
 from typing import NamedTuple
 
 import grain
@@ -9,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from dmpo_jax.diffusion.canvas import Prompts
 from dmpo_jax.errors import UserError
+from dmpo_jax.model.pretrained_tokenizer import PretrainedTokenizer
 from dmpo_jax.model.tokenizer import Tokenizer
 from dmpo_jax.parallel.mesh import ROWS
 from dmpo_jax.tasks.task import Example
@@ -22,20 +24,31 @@ class Batch(NamedTuple):
     features: dict[str, np.ndarray | jax.Array]
 
 
-def encode(examples: list[Example], tokenizer: Tokenizer, length: int, buckets: tuple[int, ...] = ()) -> Batch:
+def encode(
+    examples: list[Example],
+    tokenizer: Tokenizer | PretrainedTokenizer,
+    length: int,
+    buckets: tuple[int, ...] = (),
+    truncation: str = "refuse",
+) -> Batch:
     """All examples as one host batch. Demonstrations end with eos and are filled up with it to `length` tokens.
 
-    Raises UserError where a prompt is wider than the widest bucket or a demonstration leaves no room for eos: nothing is
-    cut silently.
+    Raises UserError where a prompt is wider than the widest bucket (unless `truncation` is "left" or "right": then such
+    prompts lose tokens on that side, and a line says how many did) or a demonstration leaves no room for eos.
     """
-    prompts = [tokenizer.encode(e.prompt) for e in examples]
+    prompts = [tokenizer.encode_prompt(e.prompt) for e in examples]
     width = max(max(map(len, prompts)), 1)
     if buckets and width > max(buckets):
-        longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
-        raise UserError(
-            f"rollout.prompt_buckets: the prompt {examples[longest].prompt[:40]!r} has {width} tokens, but the widest "
-            f"bucket is {max(buckets)}; add a bucket of {width} or more"
-        )
+        widest = max(buckets)
+        if truncation == "refuse":
+            longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
+            raise UserError(
+                f"rollout.prompt_buckets: the prompt {examples[longest].prompt[:40]!r} has {width} tokens, but the widest "
+                f"bucket is {widest}; add a bucket of {width} or more, or set tokenizer.truncation"
+            )
+        count = sum(len(ids) > widest for ids in prompts)
+        print(f"{count} of {len(prompts)} prompts cut to {widest} tokens on the {truncation}", file=sys.stderr, flush=True)
+        prompts = [ids[-widest:] if truncation == "left" else ids[:widest] for ids in prompts]
     tokens = np.full((len(prompts), max(buckets, default=width)), tokenizer.pad_id, np.int32)
     for row, ids in zip(tokens, prompts, strict=True):
         row[: len(ids)] = ids

@@ -5,6 +5,7 @@ import json
 import math
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import numpy as np
 from dmpo_jax.config import Config
 from dmpo_jax.errors import UserError
 from dmpo_jax.evaluation.evaluate import Evaluator, load_examples, write_items
-from dmpo_jax.model.parameters import count_params, init_params, param_shardings
+from dmpo_jax.model.lora import digest, policy_of
+from dmpo_jax.model.parameters import count_params
 from dmpo_jax.parallel.mesh import make_mesh, row_shards
 from dmpo_jax.training import run_folder
-from dmpo_jax.training.checkpoint import Checkpoints, load_params
+from dmpo_jax.training.checkpoint import Checkpoints
 from dmpo_jax.training.cycle import Record, make_cycle
 from dmpo_jax.training.data import Batches, encode, place
+from dmpo_jax.training.initial import check_start, initial_policy
 from dmpo_jax.training.metrics import JsonLines, Progress, write_text
 from dmpo_jax.training.setup import Setup, make_setup
 from dmpo_jax.training.state import State, fresh_state
@@ -36,11 +39,9 @@ def train(config: Config, run_dir: Path) -> int:
     examples = load_examples(setup, "train", config.task.train_file)
     validation = load_examples(setup, "validation", config.task.validation_file)
     test = load_examples(setup, "test", config.task.test_file) if config.evaluation.test else []
-    data = encode(examples, setup.tokenizer, config.rollout.completion_length, config.rollout.prompt_buckets)
-    if config.run.start_from:
-        changed = run_folder.model_differences(Path(config.run.start_from), config)
-        if changed:
-            raise UserError(f"run.start_from = {config.run.start_from}: another model ({'; '.join(changed)})")
+    rollout, truncation = config.rollout, config.tokenizer.truncation
+    data = encode(examples, setup.tokenizer, rollout.completion_length, rollout.prompt_buckets, truncation)
+    check_start(config)
     run_folder.claim(run_dir, config)
     with jax.set_mesh(mesh):
         return _Run(setup, mesh, run_dir, data, Evaluator(setup, validation, mesh), test and Evaluator(setup, test, mesh)).go()
@@ -88,14 +89,22 @@ class _Run:
         self.stop = True
 
     def _start(self) -> tuple[State, int, float]:
-        if self.checkpoints.latest is None:
-            source, params = self.config.run.start_from, None
-            if source:
-                shapes = jax.eval_shape(lambda: init_params(jax.random.key(0), self.setup.model))
-                params = load_params(Path(source), shapes, param_shardings(self.setup.model, self.mesh))
-            print(f"{count_params(self.setup.model):,} parameters, mesh {self.mesh.shape}", flush=True)
-            return fresh_state(self.setup, self.mesh, params), 0, 0.0
-        state, meta = self.checkpoints.restore(fresh_state(self.setup, self.mesh))
+        resumes, adapted = self.checkpoints.latest is not None, self.config.lora.rank > 0
+        base, params = initial_policy(self.setup, self.mesh) if adapted or not resumes else (None, None)
+        state = fresh_state(self.setup, self.mesh, params, base)
+        self.base = None if base is None else int(digest(base))
+        self.trained = sum(x.size for x in jax.tree.leaves(state.params))
+        if not resumes:
+            count = f"{count_params(self.setup.model):,} parameters"
+            count += f" in {self.config.model.base}, {self.trained:,} in adapters" if adapted else ""
+            print(f"{count}, mesh {self.mesh.shape}", flush=True)
+            return state, 0, 0.0
+        state, meta = self.checkpoints.restore(state)
+        if meta.get("base") != self.base:
+            raise UserError(
+                f"{self.run_dir}: its adapters belong to other base weights than those that model.pretrained or "
+                "run.start_from now hold; put the former ones back"
+            )
         print(f"resuming after cycle {meta['cycle']}", flush=True)
         return state, meta["cycle"], meta["seconds"]
 
@@ -103,22 +112,22 @@ class _Run:
         total, rows = self.config.run.cycles, self.config.rollout.prompts * self.config.rollout.group
         unit = "completions" if self.setup.objective.ROLLOUT else "examples"
         self.progress = Progress(total, rows, unit)
-        pending: tuple[int, Record, float] | None = None
-        clock = time.monotonic()
+        pending: tuple[int, Record] | None = None
+        self.clock = time.monotonic()
         with jax.transfer_guard("disallow"):
             while done < total and not self.stop:
                 state, record = self._dispatch(state, done)
                 done += 1
                 if pending:  # read the cycle before, while the devices work on this one
                     self._log(*pending)
-                pending = (done, record, clock)
-                clock = time.monotonic()
+                pending = (done, record)
                 last = done == total or self.stop
                 evaluate = done == total or (self.config.evaluation.every and done % self.config.evaluation.every == 0)
-                if evaluate or last or done % self.config.checkpoint.every == 0:
-                    self._log(*pending, extra=self._validate(state) if evaluate else {})
-                    pending, clock = None, time.monotonic()
-                if done % self.config.checkpoint.every == 0 or last:
+                save = last or done % self.config.checkpoint.every == 0
+                if evaluate or save:
+                    self._log(*pending, lambda state=state: self._validate(state) if evaluate else {})
+                    pending = None
+                if save:
                     self._save(done, state)
         if pending:
             self._log(*pending)
@@ -132,11 +141,12 @@ class _Run:
             start = time.monotonic()
             self.compiled[width] = self.program.lower(state, batch).compile()
             self.compile_seconds += time.monotonic() - start
+            self.clock = time.monotonic()
         return self.compiled[width](state, batch)
 
-    def _log(self, cycle: int, record: Record, started: float, extra: dict[str, float] | None = None) -> None:
+    def _log(self, cycle: int, record: Record, extra: Callable[[], dict[str, float]] = dict) -> None:
         metrics = {name: float(value) for name, value in jax.device_get(record.metrics).items()}
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - self.clock  # since the cycle before was done
         if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
             self.metrics.flush()
             raise FloatingPointError(
@@ -147,12 +157,13 @@ class _Run:
         tokens = rows * metrics.get("completion_length", length)
         entry = {"cycle": cycle, "updates": cycle * self.config.objective.updates, **metrics}
         entry |= {"time/cycle_s": seconds, "time/compile_s": self.compile_seconds, "tokens_per_second": tokens / seconds}
-        entry |= extra or {}
+        entry |= extra()
         self.metrics.write(entry)
         self.progress.show(cycle, entry)
         every = self.config.run.samples_every
         if self.setup.objective.ROLLOUT and every and (cycle % every == 0 or cycle == 1):
             self._write_samples(cycle, record)
+        self.clock = time.monotonic()
 
     def _write_samples(self, cycle: int, record: Record, most: int = 8) -> None:
         record = jax.device_get(record)
@@ -164,9 +175,12 @@ class _Run:
             entry["truth"] = json.dumps(truth)
             self.samples.write(entry | {name: float(value[p, 0]) for name, value in record.components.items()})
 
+    def _policy(self, state: State) -> Any:
+        return policy_of(state.params, state.base, self.config.lora)
+
     def _validate(self, state: State) -> dict[str, float]:
         with jax.transfer_guard("allow"):
-            result, _ = self.validation.run(state.params)
+            result, _ = self.validation.run(self._policy(state))
         return {"eval/accuracy": result["accuracy"], "eval/exact": result["exact"]}
 
     def _save(self, cycle: int, state: State) -> None:
@@ -174,15 +188,17 @@ class _Run:
         self.samples.flush()
         seconds = self.seconds + time.monotonic() - self.started
         meta = {"cycle": cycle, "seconds": seconds, "config": self.config.to_toml(), "digest": self.config.digest()}
+        meta["base"] = self.base
         with jax.transfer_guard("allow"):
             self.checkpoints.save(cycle, state, meta)
+        self.clock = time.monotonic()
 
     def _evaluate_before(self, state: State) -> None:
-        validation, _ = self.validation.run(state.params)
+        validation, _ = self.validation.run(self._policy(state))
         before = {"validation_before": validation}
         print(f"before: validation exact {validation['exact']:.3f}, accuracy {validation['accuracy']:.3f}", flush=True)
         if self.test:
-            before["test_before"], items = self.test.run(state.params)
+            before["test_before"], items = self.test.run(self._policy(state))
             write_items(self.run_dir / "eval" / "before.jsonl", items)
         write_text(self.run_dir / "eval" / "before.json", json.dumps(before, indent=1))
 
@@ -196,14 +212,15 @@ class _Run:
             "compile_seconds": self.compile_seconds,
             "compilations": len(self.compiled),
             "parameters": count_params(self.setup.model),
+            "trained_parameters": self.trained,
             "mesh": dict(self.mesh.shape),
             "config_digest": self.config.digest(),
             "versions": {name: importlib.metadata.version(name) for name in ("dmpo_jax", "jax", "optax", "numpy")},
             **before,
         }
-        summary["validation_after"], _ = self.validation.run(state.params)
+        summary["validation_after"], _ = self.validation.run(self._policy(state))
         if self.test:
-            summary["test_after"], items = self.test.run(state.params)
+            summary["test_after"], items = self.test.run(self._policy(state))
             write_items(self.run_dir / "eval" / "after.jsonl", items)
         write_text(self.run_dir / "summary.json", json.dumps(summary, indent=1))
         shown = "test" if self.test else "validation"

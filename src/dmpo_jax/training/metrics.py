@@ -32,7 +32,7 @@ class JsonLines:
                 if entry["cycle"] <= resume_after:
                     kept.append(line)
         write_text(path, "".join(line + "\n" for line in kept))
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8", buffering=1)  # a line is readable once written
 
     def write(self, entry: dict[str, Any]) -> None:
         """Appends one object; numbers that are not finite become null, which JSON can hold."""

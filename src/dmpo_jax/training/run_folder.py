@@ -56,4 +56,10 @@ def claim(run_dir: Path, config: Config) -> None:
 def model_differences(run_dir: Path, config: Config) -> list[str]:
     """Settings of the model and tokenizer in which a run folder's policy differs from `config`'s."""
     other = read_config(run_dir)
+    mine = config.model
+    if other.model.vocab_size == 0 or mine.vocab_size == 0:  # the tokenizer's, which is compared
+        other = dataclasses.replace(other, model=dataclasses.replace(other.model, vocab_size=mine.vocab_size))
+    # Where the weights came from and how they are stored is not a matter of what they are.
+    kept = dataclasses.replace(other.model, pretrained=mine.pretrained, base=mine.base)
+    other = dataclasses.replace(other, model=kept)
     return differences(dataclasses.replace(config, model=other.model, tokenizer=other.tokenizer), config)

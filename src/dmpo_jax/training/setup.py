@@ -5,7 +5,9 @@ import functools
 
 from dmpo_jax.config import Config
 from dmpo_jax.errors import UserError
+from dmpo_jax.model.checkpoint_folder import locate
 from dmpo_jax.model.parameters import ModelConfig
+from dmpo_jax.model.pretrained_tokenizer import PretrainedTokenizer, load_tokenizer
 from dmpo_jax.model.tokenizer import Tokenizer, make_tokenizer
 from dmpo_jax.objectives import OBJECTIVES
 from dmpo_jax.objectives.objective import Context
@@ -18,13 +20,14 @@ class Setup:
     """Static surroundings of every program of a run."""
 
     config: Config
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | PretrainedTokenizer
     task: Task
 
     @functools.cached_property
     def model(self) -> ModelConfig:
         """The model with its vocabulary size filled in."""
-        return dataclasses.replace(self.config.model, vocab_size=self.tokenizer.vocab_size)
+        size = self.config.model.vocab_size or self.tokenizer.vocab_size
+        return dataclasses.replace(self.config.model, vocab_size=size)
 
     @property
     def objective(self):
@@ -44,10 +47,14 @@ class Setup:
 
 def make_setup(config: Config) -> Setup:
     """Resolves names. Raises UserError where the model's vocabulary and the tokenizer disagree."""
-    tokenizer = make_tokenizer(config.tokenizer.kind)
-    if config.model.vocab_size not in (0, tokenizer.vocab_size):
+    kind, source = config.tokenizer.kind, config.model.pretrained
+    if kind == "pretrained" and not source:
+        raise UserError('tokenizer.kind = "pretrained" needs model.pretrained, the folder that holds it')
+    pretrained = kind == "pretrained"
+    tokenizer = load_tokenizer(locate(source), config.tokenizer.template) if pretrained else make_tokenizer(kind)
+    if 0 < config.model.vocab_size < tokenizer.vocab_size:
         raise UserError(
             f"model.vocab_size = {config.model.vocab_size}, but tokenizer {tokenizer.kind} has "
-            f"{tokenizer.vocab_size} tokens; leave it out"
+            f"{tokenizer.vocab_size} tokens; leave it out, or set that many or more (the rest are unused rows)"
         )
     return Setup(config, tokenizer, get_task(config.task.name))

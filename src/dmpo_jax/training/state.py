@@ -6,19 +6,25 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from dmpo_jax.model.parameters import init_params, param_shardings
+from dmpo_jax.model.lora import adapter_specs, init_adapters
+from dmpo_jax.model.parameters import init_params, param_shardings, shardings
+from dmpo_jax.model.quantize import store_tree, stored_specs
 from dmpo_jax.training.optimizer import make_optimizer
 from dmpo_jax.training.setup import Setup
 
 
 @struct.dataclass
 class State:
-    """`cycle int32[]` counts finished cycles; `reference` is None for objectives that learn from demonstrations."""
+    """`cycle int32[]` counts finished cycles; `reference` is None for objectives that learn from demonstrations.
+
+    Under LoRA, params and reference are adapters (`{}`: the adapter off) on the frozen `base`; else base is None.
+    """
 
     params: Any
     reference: Any
     optimizer: Any
     cycle: jax.Array
+    base: Any = None
 
 
 def optimizer_of(setup: Setup):
@@ -26,16 +32,34 @@ def optimizer_of(setup: Setup):
     return make_optimizer(setup.config.optimizer, setup.config.run.cycles * setup.config.objective.updates)
 
 
-def fresh_state(setup: Setup, mesh: jax.sharding.Mesh, params: Any = None) -> State:
-    """State before the first cycle, from given parameters or random ones; the reference starts as their copy."""
-    if params is None:
-        key = jax.random.key(setup.config.run.seed)
+def random_base(setup: Setup, mesh: jax.sharding.Mesh) -> Any:
+    """The frozen base of a run that starts from random numbers."""
+    key = jax.random.key(setup.config.run.seed)
+    make = lambda: store_tree(init_params(key, setup.model), setup.model)  # noqa: E731
+    return jax.jit(make, out_shardings=shardings(stored_specs(setup.model), mesh))()
+
+
+def fresh_state(setup: Setup, mesh: jax.sharding.Mesh, params: Any = None, base: Any = None) -> State:
+    """State before the first cycle, from given parameters or random ones; the reference starts as their copy.
+
+    Under LoRA, params are adapters on `base`; the reference of fresh ones, whose product is zero, is the base itself.
+    """
+    lora, key = setup.config.lora, jax.random.key(setup.config.run.seed)
+    adapter_off = lora.rank and params is None and not setup.config.objective.reference_sync
+    if lora.rank and base is None:
+        base = random_base(setup, mesh)
+    if params is None and lora.rank:
+        init = lambda: init_adapters(jax.random.fold_in(key, 1), lora, setup.model)  # noqa: E731
+        params = jax.jit(init, out_shardings=shardings(adapter_specs(lora, setup.model), mesh))()
+    elif params is None:
         init = jax.jit(lambda: init_params(key, setup.model), out_shardings=param_shardings(setup.model, mesh))
         params = init()
 
     def start(params) -> State:
         copy = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731  (donation needs buffers of their own)
-        reference = copy(params) if setup.objective.ROLLOUT else None
+        reference = None
+        if setup.objective.ROLLOUT:
+            reference = {} if adapter_off else copy(params)
         return State(copy(params), reference, optimizer_of(setup).init(params), jnp.int32(0))
 
-    return jax.jit(start)(params)
+    return jax.jit(start)(params).replace(base=base)

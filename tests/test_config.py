@@ -1,0 +1,121 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dmpo_jax.config import Config, load_config, resolve
+from dmpo_jax.errors import UserError
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
+
+
+def test_defaults_are_valid_and_survive_a_round_trip():
+    config = Config()
+    config.validate()
+    assert resolve(tomllib.loads(config.to_toml())) == config
+    assert hash(config) == hash(Config())
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_recipe_loads_and_says_what_it_is(path):
+    config = load_config(path)
+    assert resolve(tomllib.loads(config.to_toml())) == config
+    assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+def test_digest_follows_the_content():
+    config = resolve({"run": {"seed": 1}})
+    assert config.digest() == resolve({"run": {"seed": 1}}).digest() != resolve({"run": {"seed": 2}}).digest()
+
+
+def test_strings_with_quotes_and_unicode_survive():
+    config = resolve({"task": {"train_file": 'a "quoted" \\ päth\n.csv'}})
+    assert resolve(tomllib.loads(config.to_toml())) == config
+
+
+def test_overrides_and_extends(tmp_path):
+    (tmp_path / "base.toml").write_text('[run]\nseed = 3\ncycles = 5\n[model]\nd_model = 32\n')
+    (tmp_path / "leaf.toml").write_text('extends = "base.toml"\n[run]\ncycles = 7\n')
+    config = load_config(tmp_path / "leaf.toml", ["optimizer.learning_rate=1", "task.name=countdown", "rollout.group=4"])
+    assert (config.run.seed, config.run.cycles, config.model.d_model) == (3, 7, 32)
+    assert config.optimizer.learning_rate == 1.0 and isinstance(config.optimizer.learning_rate, float)
+    assert config.task.name == "countdown" and config.rollout.group == 4
+
+
+BAD = {
+    "unknown key": ({"rollout": {"promts": 3}}, ["rollout.promts", "did you mean prompts"]),
+    "unknown section": ({"rolout": {}}, ["[rolout]", "did you mean rollout"]),
+    "wrong type": ({"rollout": {"prompts": "16"}}, ["rollout.prompts", "'16'", "expected int"]),
+    "bool is no number": ({"rollout": {"prompts": True}}, ["rollout.prompts", "expected int"]),
+    "float for int": ({"rollout": {"prompts": 1.5}}, ["rollout.prompts", "expected int"]),
+    "list expected": ({"rollout": {"prompt_buckets": 8}}, ["rollout.prompt_buckets", "expected a list"]),
+    "list of the wrong type": ({"rollout": {"prompt_buckets": ["8"]}}, ["rollout.prompt_buckets", "expected int"]),
+    "no section": ({"run": 3}, ["run = 3", "section"]),
+    "unknown objective": ({"objective": {"name": "dmppo"}}, ["objective.name", "did you mean dmpo"]),
+    "key of another objective": ({"objective": {"name": "denoise", "alpha": 1.0}}, ["objective.alpha"]),
+    "unknown task": ({"task": {"name": "sodoku"}}, ["task.name", "sodoku"]),
+    "group of one": ({"rollout": {"group": 1}}, ["rollout.group = 1", "2 or more"]),
+    "group for demonstrations": ({"objective": {"name": "denoise"}}, ["rollout.group", "set it to 1"]),
+    "odd masks": ({"objective": {"masks": 3}}, ["objective.masks = 3", "pairs"]),
+    "mask law": ({"objective": {"mask_law": "uniform"}}, ["objective.mask_law", "exact"]),
+    "alpha": ({"objective": {"alpha": 0.0}}, ["objective.alpha", "positive"]),
+    "baseline": ({"objective": {"baseline": "mean"}}, ["objective.baseline", "model"]),
+    "no effect": ({"objective": {"baseline": "none", "centering": 0.5}}, ["objective.centering", "no effect"]),
+    "target ess": ({"objective": {"target_ess": 1.5}}, ["objective.target_ess"]),
+    "trajectory without roar": ({"objective": {"log_ratio": "trajectory"}}, ["trajectory", "roar", "low_confidence"]),
+    "steps": ({"sampler": {"steps": 99}}, ["sampler.steps = 99"]),
+    "block": ({"sampler": {"block_length": 7}}, ["sampler.block_length", "completion_length"]),
+    "accumulation": ({"rollout": {"accumulation": 3}}, ["rollout.accumulation = 3", "rollout.prompts = 16"]),
+    "learning rate": ({"optimizer": {"learning_rate": -1.0}}, ["optimizer.learning_rate"]),
+    "schedule": ({"optimizer": {"schedule": "step"}}, ["optimizer.schedule", "cosine"]),
+    "cycles": ({"run": {"cycles": 0}}, ["run.cycles", "1 or more"]),
+    "careless": ({"task": {"careless": 1.5}}, ["task.careless", "1.5"]),
+    "model": ({"model": {"d_model": 10}}, ["model.d_model", "n_heads"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_settings_are_named(name):
+    tables, words = BAD[name]
+    with pytest.raises(UserError) as error:
+        resolve(tables)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("[run\n", "not valid TOML"), ('extends = "none.toml"\n', "none.toml"), ("extends = 3\n", "extends")],
+)
+def test_bad_files_are_named(tmp_path, text, word):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=word):
+        load_config(path)
+
+
+def test_extends_goes_one_level_deep(tmp_path):
+    for name, base in (("a", "b"), ("b", "c"), ("c", "a")):
+        (tmp_path / f"{name}.toml").write_text(f'extends = "{base}.toml"\n')
+    with pytest.raises(UserError, match="extends no other"):
+        load_config(tmp_path / "a.toml")
+
+
+def test_missing_file():
+    with pytest.raises(UserError, match=r"nowhere\.toml"):
+        load_config("nowhere.toml")
+
+
+@pytest.mark.parametrize("text", ["run.seed", "seed=3", "=3", "run.=1"])
+def test_bad_override(text):
+    with pytest.raises(UserError, match="section.key=value"):
+        resolve({}, [text])
+
+
+def test_groups_must_divide_over_the_mesh():
+    config = resolve({"rollout": {"prompts": 12}})
+    config.validate_mesh(4, (4, 1, 1))
+    with pytest.raises(UserError, match=r"rollout.prompts = 12.*8 row shards"):
+        config.validate_mesh(8, (8, 1, 1))
+    with pytest.raises(UserError, match="evaluation.batch"):
+        resolve({"rollout": {"prompts": 24}, "evaluation": {"batch": 20}}).validate_mesh(8, (8, 1, 1))
