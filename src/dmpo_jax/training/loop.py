@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from dmpo_jax.model.lora import digest, policy_of
 from dmpo_jax.model.parameters import count_params
 from dmpo_jax.parallel.mesh import make_mesh, row_shards
 from dmpo_jax.training import run_folder
+from dmpo_jax.training.alarms import Alarms
 from dmpo_jax.training.checkpoint import Checkpoints
 from dmpo_jax.training.cycle import Record, make_cycle
 from dmpo_jax.training.data import Batches, encode, place
@@ -60,6 +62,7 @@ class _Run:
         self.compiled: dict[int, Any] = {}
         self.compile_seconds = 0.0
         self.stop = False
+        self.alarms = Alarms()
 
     def go(self) -> int:
         self.checkpoints = Checkpoints(self.run_dir, self.config.checkpoint)
@@ -160,6 +163,9 @@ class _Run:
         entry |= extra()
         self.metrics.write(entry)
         self.progress.show(cycle, entry)
+        if self.setup.objective.ROLLOUT:
+            for warning in self.alarms.check(metrics, jax.device_get(record.completion)):
+                print(f"warning: {warning}", file=sys.stderr, flush=True)
         every = self.config.run.samples_every
         if self.setup.objective.ROLLOUT and every and (cycle % every == 0 or cycle == 1):
             self._write_samples(cycle, record)

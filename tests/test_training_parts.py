@@ -1,0 +1,202 @@
+"""Batches, optimiser, alarms, metric files, checkpoints."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dmpo_jax.config import CheckpointConfig, OptimizerConfig
+from dmpo_jax.errors import UserError
+from dmpo_jax.model.parameters import ModelConfig, init_params, param_shardings
+from dmpo_jax.model.tokenizer import make_tokenizer
+from dmpo_jax.parallel.mesh import make_mesh
+from dmpo_jax.tasks.task import Example
+from dmpo_jax.training.alarms import PATIENCE, Alarms
+from dmpo_jax.training.checkpoint import Checkpoints, load_params
+from dmpo_jax.training.data import Batches, encode
+from dmpo_jax.training.metrics import JsonLines, Progress
+from dmpo_jax.training.optimizer import make_optimizer
+from dmpo_jax.training.state import State
+
+TOKENIZER = make_tokenizer("character")
+
+
+def examples(count=10):
+    return [
+        Example("1" * (1 + i % 4) + "=", f"<answer>{i % 10}</answer>", str(i), {"x": np.array([i], np.int32)})
+        for i in range(count)
+    ]
+
+
+def test_encode_pads_prompts_and_fills_answers_with_eos():
+    batch = encode(examples(3), TOKENIZER, 6)
+    assert batch.prompts.tokens.shape == (3, 4) and batch.prompts.length.tolist() == [2, 3, 4]
+    assert batch.prompts.tokens[0, 2:].tolist() == [TOKENIZER.pad_id] * 2
+    assert TOKENIZER.decode(batch.demonstration[2]) == "<answer>2</answer>"
+    assert batch.demonstration[0, 3:].tolist() == [TOKENIZER.eos_id] * 3
+    assert batch.features["x"].tolist() == [[0], [1], [2]]
+
+
+def test_nothing_is_cut_silently():
+    with pytest.raises(UserError, match=r"completion_length = 3.*3 tokens"):
+        encode(examples(), TOKENIZER, 3)
+    with pytest.raises(UserError, match=r"prompt_buckets.*5 tokens.*widest bucket is 4"):
+        encode(examples(), TOKENIZER, 6, (2, 4))
+
+
+def test_batches_are_a_function_of_seed_and_number():
+    data = encode(examples(10), TOKENIZER, 6)
+    batches, again = Batches(data, 4, seed=3), Batches(data, 4, seed=3)
+    for k in (7, 0, 3, 7):
+        jax.tree.map(np.testing.assert_array_equal, batches[k], again[k])
+    ids = [batches[k].features["x"][:, 0].tolist() for k in range(5)]
+    assert ids != [Batches(data, 4, seed=4)[k].features["x"][:, 0].tolist() for k in range(5)]
+    flat = sum(ids, [])
+    assert sorted(flat[:10]) == sorted(flat[10:20]) == list(range(10))  # every pass sees every example once
+    assert flat[:10] != flat[10:20]
+
+
+def test_a_batch_takes_the_narrowest_bucket_that_holds_it():
+    data = encode(examples(8), TOKENIZER, 6, (3, 5, 9))
+    for k in range(6):
+        batch = Batches(data, 2, 0, (3, 5, 9))[k]
+        longest, width = batch.prompts.length.max(), batch.prompts.tokens.shape[1]
+        assert width == min(b for b in (3, 5, 9) if b >= longest)
+        assert (batch.prompts.tokens[np.arange(2), batch.prompts.length - 1] != TOKENIZER.pad_id).all()
+
+
+def test_tokenizers_round_trip_and_name_what_they_cannot_say():
+    text = "3 + 4*(5-1)/2 = <answer>11</answer>\n"
+    for kind in ("character", "byte"):
+        tokenizer = make_tokenizer(kind)
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text and max(ids) < tokenizer.vocab_size
+        assert tokenizer.decode([*ids, tokenizer.eos_id, *ids]) == text
+        table, lengths = tokenizer.byte_table()
+        assert b"".join(bytes(table[i, : lengths[i]]) for i in ids) == text.encode()
+    assert len(make_tokenizer("character").encode("<answer>")) == 1
+    assert make_tokenizer("byte").decode(make_tokenizer("byte").encode("é漢")) == "é漢"
+    with pytest.raises(UserError, match="byte"):
+        TOKENIZER.encode("abc")
+    with pytest.raises(UserError, match="tokenizer.kind"):
+        make_tokenizer("word")
+
+
+def adamw_in_float64(grads, config, schedule):
+    """Parameters after each step from 1.0, straight from the definition of AdamW behind a norm clip."""
+    p, m, v, out = 1.0, 0.0, 0.0, []
+    for t, g in enumerate(grads, 1):
+        g = g * min(1.0, config.clip / abs(g))
+        m, v = config.b1 * m + (1 - config.b1) * g, config.b2 * v + (1 - config.b2) * g * g
+        step = (m / (1 - config.b1**t)) / (np.sqrt(v / (1 - config.b2**t)) + 1e-8)
+        p -= schedule(t - 1) * (step + config.weight_decay * p)
+        out.append(p)
+    return out
+
+
+@pytest.mark.parametrize("kind", ["constant", "cosine"])
+def test_optimizer_is_adamw_with_clip_and_schedule(kind):
+    config = OptimizerConfig(learning_rate=0.1, schedule=kind, warmup=2, weight_decay=0.3, clip=0.5)
+
+    def schedule(t):
+        if t < 2:
+            return 0.1 * t / 2
+        return 0.1 if kind == "constant" else 0.05 * (1 + np.cos(np.pi * (t - 2) / (8 - 2)))
+
+    optimizer = make_optimizer(config, updates=8)
+    params, grads = jnp.float32(1.0), [2.0, -0.1, 0.3, 0.4, -3.0, 0.2, 0.1, 0.1]
+    state, found = optimizer.init(params), []
+    for g in grads:
+        step, state = optimizer.update(jnp.float32(g), state, params)
+        params = params + step
+        found.append(float(params))
+    np.testing.assert_allclose(found, adamw_in_float64(grads, config, schedule), rtol=1e-5)
+
+
+def test_alarms_speak_once_and_only_after_patience():
+    alarms = Alarms()
+    fine = {"completion_unfinished": 0.0, "reward/zero_std_groups": 0.1}
+    mixed = np.arange(64).reshape(2, 4, 8)
+    assert alarms.check(fine, mixed) == []
+    said = [alarms.check({**fine, "completion_unfinished": 0.6 + 0.01 * i}, mixed) for i in range(2 * PATIENCE)]
+    assert [len(s) for s in said] == [0] * (PATIENCE - 1) + [1] + [0] * PATIENCE
+    assert "rollout.completion_length" in said[PATIENCE - 1][0]
+    dead = [alarms.check({**fine, "reward/zero_std_groups": 1.0}, mixed) for _ in range(PATIENCE)]
+    assert "rollout.group" in dead[-1][0]
+    stuck = [alarms.check(fine, np.zeros((2, 4, 8), int)) for _ in range(PATIENCE)]
+    assert "collapsed" in stuck[-1][0]
+
+
+def test_metrics_file_drops_what_will_be_written_again(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"cycle": 1, "x": 1}\n{"cycle": 2, "x": 2}\n{"cycle": 3, "x"')
+    lines = JsonLines(path, resume_after=1)
+    lines.write({"cycle": 2, "x": float("nan")})
+    lines.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"cycle": 1, "x": 1},
+        {"cycle": 2, "x": None},
+    ]
+
+
+def test_progress_counts_completions(capsys):
+    progress = Progress(4, 32, "completions", every_s=0.0)
+    progress.show(1, {"reward/mean": 0.25})
+    progress.show(2, {"reward/mean": 0.5})
+    out = capsys.readouterr().err.splitlines()
+    assert "32/128 completions" in out[0] and "eta ?" in out[0] and "reward 0.25" in out[0]
+    assert "64/128 completions" in out[1] and "eta 0:00" in out[1]
+
+
+MODEL = ModelConfig(vocab_size=8, d_model=8, n_layers=2, n_heads=2, d_mlp=8)
+
+
+def state_on(mesh, seed):
+    make = jax.jit(lambda: init_params(jax.random.key(seed), MODEL), out_shardings=param_shardings(MODEL, mesh))
+    params = make()
+    return State(params, jax.tree.map(jnp.copy, params), {"m": params}, jnp.int32(seed))
+
+
+def test_a_checkpoint_of_four_devices_is_restored_on_one_and_two(tmp_path):
+    devices = jax.devices()
+    saved = state_on(make_mesh((2, 2, 1), devices[:4]), 5)
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep=1))
+    checkpoints.save(3, saved, {"cycle": 3})
+    checkpoints.save(4, saved, {"cycle": 4})
+    checkpoints.close()
+    for shape in ((1, 1, 1), (1, 2, 1)):
+        mesh = make_mesh(shape, devices[: int(np.prod(shape))])
+        checkpoints = Checkpoints(tmp_path)
+        assert checkpoints.latest == 4
+        restored, meta = checkpoints.restore(state_on(mesh, 0))
+        assert meta["cycle"] == 4 and int(restored.cycle) == 5
+        jax.tree.map(np.testing.assert_array_equal, restored.params, saved.params)
+        jax.tree.map(np.testing.assert_array_equal, restored.optimizer, saved.optimizer)
+        assert restored.params["head"].sharding == param_shardings(MODEL, mesh)["head"]
+        checkpoints.close()
+        shapes = jax.eval_shape(lambda: init_params(jax.random.key(0), MODEL))
+        alone = load_params(tmp_path, shapes, param_shardings(MODEL, mesh))
+        jax.tree.map(np.testing.assert_array_equal, alone, saved.params)
+
+
+def test_parameters_of_a_folder_without_checkpoints(tmp_path):
+    shapes = jax.eval_shape(lambda: init_params(jax.random.key(0), MODEL))
+    where = param_shardings(MODEL, make_mesh((1, 1, 1), jax.devices()[:1]))
+    with pytest.raises(UserError, match="no checkpoints"):
+        load_params(tmp_path, shapes, where)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        load_params(tmp_path, shapes, where)
+
+
+def test_normalizers_weigh_lengths_differently():
+    """Two answers with the same value per token, 2 and 20 tokens long: canvas favours the long one ten to one."""
+    from dmpo_jax.objectives.objective import normalizer
+
+    live = jnp.arange(20) < jnp.array([2, 20])[:, None]
+    value = jnp.array([-2.0, -20.0])
+    canvas, per_row = value / normalizer(live, "canvas"), value / normalizer(live, "live")
+    assert float(canvas[1] / canvas[0]) == pytest.approx(10.0)
+    assert float(per_row[1] / per_row[0]) == pytest.approx(1.0)
