@@ -43,7 +43,17 @@ def sizes(c):
         names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
         names += ("vocab_size",)
     n, d, h, k, f, v = (c[name] for name in names)
-    return n, d, h, k, c.get("head_dim", d // h), f, v, c["rms_norm_eps"], c["weight_tying" if llada else "tie_word_embeddings"]
+    return (
+        n,
+        d,
+        h,
+        k,
+        c.get("head_dim", d // h),
+        f,
+        v,
+        c["rms_norm_eps"],
+        c["weight_tying" if llada else "tie_word_embeddings"],
+    )
 
 
 def names(c):
@@ -54,7 +64,13 @@ def names(c):
         whole = ("model.transformer.wte.weight", "model.transformer.ln_f.weight", "model.transformer.ff_out.weight")
     else:
         layer = "model.layers.{}."
-        parts = ("input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        parts = (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+        )
         parts += ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
         whole = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
     roles = ("ln1", "ln2", "q", "k", "v", "o", "gate", "up", "down")
@@ -68,7 +84,15 @@ def random_tensors(c, seed=0, head_scale=3.0):
     layer, (embed, norm, head) = names(c)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
     matrix = lambda out, inside: draw(out, inside) / np.float32(np.sqrt(inside))  # noqa: E731
-    shapes = {"q": (h * e, d), "k": (k * e, d), "v": (k * e, d), "o": (d, h * e), "gate": (f, d), "up": (f, d), "down": (d, f)}
+    shapes = {
+        "q": (h * e, d),
+        "k": (k * e, d),
+        "v": (k * e, d),
+        "o": (d, h * e),
+        "gate": (f, d),
+        "up": (f, d),
+        "down": (d, f),
+    }
     tensors = {embed: draw(v, d) * (3.0 / np.sqrt(d) if tied else 1.0), norm: 1 + 0.1 * draw(d)}
     tensors[embed] = tensors[embed].astype(np.float32)
     if not tied:
@@ -130,7 +154,7 @@ def forward(c, tensors, tokens, positions=None, key_mask=None, states=None):
 
     `key_mask` bool [S] hides keys; `states`, a list, receives the hidden states and (rotated keys, values) of every layer.
     """
-    n, d, h, k, e, _, _, eps, tied = sizes(c)
+    n, _, h, k, e, _, _, eps, tied = sizes(c)
     t = {name: value.astype(np.float64) for name, value in tensors.items()}
     layer, (embed, norm, head) = names(c)
     positions = np.arange(len(tokens)) if positions is None else np.asarray(positions)

@@ -108,7 +108,7 @@ def test_missing_file():
 
 @pytest.mark.parametrize("text", ["run.seed", "seed=3", "=3", "run.=1"])
 def test_bad_override(text):
-    with pytest.raises(UserError, match="section.key=value"):
+    with pytest.raises(UserError, match=r"section\.key=value"):
         resolve({}, [text])
 
 
@@ -117,5 +117,5 @@ def test_groups_must_divide_over_the_mesh():
     config.validate_mesh(4, (4, 1, 1))
     with pytest.raises(UserError, match=r"rollout.prompts = 12.*8 row shards"):
         config.validate_mesh(8, (8, 1, 1))
-    with pytest.raises(UserError, match="evaluation.batch"):
+    with pytest.raises(UserError, match=r"evaluation\.batch"):
         resolve({"rollout": {"prompts": 24}, "evaluation": {"batch": 20}}).validate_mesh(8, (8, 1, 1))

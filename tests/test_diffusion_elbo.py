@@ -1,17 +1,20 @@
 """The ELBO estimators, by enumeration and against a float64 model."""
 
+import dataclasses
 import itertools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference_model import masked_log_prob
+from reference_model import forward, log_softmax, masked_log_prob
 
 from dmpo_jax.diffusion.canvas import Prompts, live_positions
 from dmpo_jax.diffusion.elbo import elbo, masked_log_probs
 from dmpo_jax.diffusion.masking import Masks, coefficients, draw_masks, masks_from_uniforms, row_keys
+from dmpo_jax.model.parameters import init_params
 
 MASK, EOS = 5, 6
 
@@ -71,7 +74,7 @@ def test_division_by_m_alone_is_biased_by_l_over_l_plus_one():
 def test_estimate_on_a_real_model_equals_brute_force(tiny_model, length):
     config, params = tiny_model
     prompt, completion = [1, 4, 2], [3, 0, 6, 2][:length]
-    prompts = Prompts(jnp.array([prompt + [0, 0]], jnp.int32), jnp.array([3], jnp.int32))
+    prompts = Prompts(jnp.array([[*prompt, 0, 0]], jnp.int32), jnp.array([3], jnp.int32))
     tokens, live = jnp.array([completion], jnp.int32), jnp.ones((1, length), bool)
     masked = jnp.concatenate([as_masks(s, length) for s in subsets(length)])  # [S, 2, L]
     count = masked.shape[0]
@@ -88,19 +91,13 @@ def test_estimate_on_a_real_model_equals_brute_force(tiny_model, length):
 def test_elbo_is_the_mean_log_probability_over_decoding_orders(tiny_model):
     config, params = tiny_model
     prompt, completion = [1, 2], [3, 0, 4]
-    value = lambda s: masked_log_prob(params, prompt, completion, s, MASK, config)  # noqa: E731
-    orders = list(itertools.permutations(range(3)))
-    total = 0.0
+    orders, total = list(itertools.permutations(range(3))), 0.0
     for order in orders:
         for step, position in enumerate(order):
-            hidden = sorted(order[step:])
-            rest = [i for i in hidden if i != position]
-            # log p of one token among several hidden ones: what all hidden ones score less what the rest scores there
-            from reference_model import forward, log_softmax
-
-            shown = [MASK if i in hidden else t for i, t in enumerate(completion)]
-            total += log_softmax(forward(params, prompt + shown, config))[2 + position, completion[position]]
-            del rest
+            shown = [MASK if i in order[step:] else token for i, token in enumerate(completion)]
+            log_probs = log_softmax(forward(params, prompt + shown, config))
+            total += log_probs[len(prompt) + position, completion[position]]
+    value = lambda s: masked_log_prob(params, prompt, completion, s, MASK, config)  # noqa: E731
     assert total / len(orders) == pytest.approx(true_elbo(value, 3), abs=1e-9)
 
 
@@ -183,11 +180,6 @@ def test_chunking_the_vocabulary_changes_nothing(tiny_model, chunk):
 
 
 def test_no_array_of_rows_by_length_by_vocabulary(tiny_model):
-    import dataclasses
-    import re
-
-    from dmpo_jax.model.parameters import init_params
-
     config = dataclasses.replace(tiny_model[0], vocab_size=1009)
     params = init_params(jax.random.key(0), config)
     rows, length, chunk = 4, 32, 4

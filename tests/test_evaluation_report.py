@@ -341,3 +341,11 @@ def test_sudoku_grid_marks_cells_without_relying_on_colour():
     assert "<b>3</b>" in grid and grid.count('class="right"') == 8 and "8 of 9 blanks right" in grid
     solved = sudoku_grid("1030300200430001", "1" * 16, SOLUTION, solved=True)
     assert "wrong" not in solved
+
+
+def test_puzzles_are_found_with_and_without_spaces():
+    from dmpo_jax.evaluation.gallery import puzzle_cells
+
+    assert puzzle_cells("1030300200430001=") == "1030300200430001"
+    assert puzzle_cells("solve 1030 3002 0043 0001=") == "1030300200430001"
+    assert puzzle_cells("10303002004300011") is None and puzzle_cells("1030 3002 0043=") is None

@@ -11,7 +11,13 @@ import pytest
 from dmpo_jax import load_pretrained
 from dmpo_jax.diffusion.canvas import Prompts, make_canvas
 from dmpo_jax.model.denoiser import (
-    Cache, cached_hidden_states, fill_cache, head_logits, hidden_states, rotary_tables, rotate,
+    Cache,
+    cached_hidden_states,
+    fill_cache,
+    head_logits,
+    hidden_states,
+    rotary_tables,
+    rotate,
 )  # fmt: skip
 
 FIXTURES = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
@@ -45,7 +51,7 @@ def test_prefix_and_dual_forwards_equal_the_full_one_at_the_same_tokens(tmp_path
 
 def test_stale_neighbours(tmp_path):
     """After a change, what stands outside the block is seen as it was: a forward with its old keys and values."""
-    content, tensors, config, params, canvas = setting(tmp_path, lengths=(8, 8))
+    _, _, config, params, canvas = setting(tmp_path, lengths=(8, 8))
     _, cache = fill(params, *canvas, config=config)
     block = jnp.full((2, 4), 77)
     found, after = step(params, block, 4, canvas.positions, canvas.lengths, cache, config=config)

@@ -106,7 +106,11 @@ def test_one_block(checkpoint):
     content, tensors, folder = checkpoint
     config, params = load_pretrained(folder)
     one = dataclasses.replace(config, n_layers=1)
-    params = {**params, "blocks": jax.tree.map(lambda x: x[:1], params["blocks"]), "ln_f": jnp.ones_like(params["ln_f"])}
+    params = {
+        **params,
+        "blocks": jax.tree.map(lambda x: x[:1], params["blocks"]),
+        "ln_f": jnp.ones_like(params["ln_f"]),
+    }
     tokens, states = np.arange(12) * 7 % 256, []
     hf.forward(content, tensors, tokens, states=states)
     positions = jnp.arange(12)[None]
@@ -211,7 +215,9 @@ def test_rotation_is_a_complex_product():
     cos, sin = rotary_tables(jnp.asarray(positions)[None], 16, 1e4)
     found = rotate(jnp.asarray(x), cos, sin)
     np.testing.assert_allclose(found[0], hf.rotate(x[0].astype(np.float64), positions, 1e4), atol=1e-6)
-    assert rotate(jnp.asarray(x, jnp.bfloat16), cos.astype(jnp.bfloat16), sin.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+    assert (
+        rotate(jnp.asarray(x, jnp.bfloat16), cos.astype(jnp.bfloat16), sin.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+    )
 
 
 def test_norm_casts_before_its_weight():

@@ -32,12 +32,16 @@ def checkpoint(folder, family="llada", **options):
 
 def values(folder):
     """Name -> array of every tensor in a folder."""
-    return {name: entry.read() for path in sorted(folder.glob("*.safetensors")) for name, entry in read_header(path).items()}
+    return {
+        name: entry.read() for path in sorted(folder.glob("*.safetensors")) for name, entry in read_header(path).items()
+    }
 
 
 def same_trees(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    return all(x.dtype == y.dtype and np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return all(
+        x.dtype == y.dtype and np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
 
 
 def test_a_file_by_hand(tmp_path):
@@ -77,7 +81,9 @@ def test_malformed_files_are_refused(tmp_path, header, words):
         read_header(path)
 
 
-@pytest.mark.parametrize("raw", [b"", b"\1\0", struct.pack("<Q", 1 << 60) + b"{}", struct.pack("<Q", 2) + b"\xff{", b"\0" * 8])
+@pytest.mark.parametrize(
+    "raw", [b"", b"\1\0", struct.pack("<Q", 1 << 60) + b"{}", struct.pack("<Q", 2) + b"\xff{", b"\0" * 8]
+)
 def test_what_is_no_safetensors_file_is_refused(tmp_path, raw):
     (tmp_path / "x.safetensors").write_bytes(raw)
     with pytest.raises(UserError, match="not a valid safetensors file"):
@@ -184,10 +190,10 @@ def test_tied_models_hold_no_head(tmp_path):
 def test_pickles_are_not_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(hf.LLADA))
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(UserError, match="pytorch_model.bin, a pickle.*safe_serialization=True"):
+    with pytest.raises(UserError, match=r"pytorch_model.bin, a pickle.*safe_serialization=True"):
         load_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").unlink()
-    with pytest.raises(UserError, match="no model.safetensors"):
+    with pytest.raises(UserError, match=r"no model.safetensors"):
         load_pretrained(tmp_path)
 
 
@@ -228,7 +234,7 @@ def test_config_json_must_be_an_object(tmp_path, text):
 def test_a_run_keeps_to_its_shape(tmp_path):
     folder, _ = checkpoint(tmp_path / "m")
     config, _ = model_of(folder)
-    with pytest.raises(UserError, match="model.n_layers is 3, but 4 in this run"):
+    with pytest.raises(UserError, match=r"model.n_layers is 3, but 4 in this run"):
         load_params(folder, dataclasses.replace(config, n_layers=4))
 
 
@@ -238,7 +244,11 @@ def test_import_copies_what_it_has_checked(tmp_path):
     (folder / "pytorch_model.bin").write_bytes(b"x")
     config, dtype = import_checkpoint(str(folder), tmp_path / "out")
     assert (config.family, dtype) == ("llada", "bfloat16")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
     before, after = values(folder), values(tmp_path / "out")
     assert before.keys() == after.keys() and all(np.array_equal(before[n], after[n]) for n in before)
     with pytest.raises(UserError, match="is not empty"):

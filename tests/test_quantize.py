@@ -13,7 +13,15 @@ from dmpo_jax.model.denoiser import logits
 from dmpo_jax.model.families import read_config
 from dmpo_jax.model.parameters import ModelConfig, abstract_params, count_params, init_params, is_spec
 from dmpo_jax.model.quantize import (
-    NF4_LEVELS, Int8, block_size, dequantize, quantize_int8, quantize_nf4, store_tree, stored_bytes, stored_specs,
+    NF4_LEVELS,
+    Int8,
+    block_size,
+    dequantize,
+    quantize_int8,
+    quantize_nf4,
+    store_tree,
+    stored_bytes,
+    stored_specs,
 )  # fmt: skip
 from dmpo_jax.model.weights import merge
 

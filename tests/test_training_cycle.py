@@ -200,7 +200,7 @@ def test_a_reward_that_is_not_finite_is_counted_and_harms_nothing():
         return jnp.where(value == 0, jnp.nan, value)
 
     params, records = run(setup_of(reward), (1, 1, 1))
-    assert sum(record.metrics["reward/not_finite"] for record in records) > 0
+    assert sum(record.metrics["rewards_not_finite"] for record in records) > 0
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
     assert all(np.isfinite(record.metrics["loss"]) for record in records)
 

@@ -62,10 +62,12 @@ equal_rewards = "keep"
 baseline = "none"
 """
 TIMES = ("time/cycle_s", "time/compile_s", "tokens_per_second")
-CONTRACT = (
-    "cycle updates reward/mean reward/std reward/cells reward/exact reward/zero_std_groups ess/mean ess/min "
-    "log_ratio/mean log_ratio/std loss grad_norm completion_length nfe/mean time/cycle_s time/compile_s tokens_per_second"
-).split()
+CONTRACT = {
+    "cycle", "updates", "reward/mean", "reward/std", "reward/cells",
+    "reward/exact", "reward/zero_std_groups", "ess/mean", "ess/min", "log_ratio/mean",
+    "log_ratio/std", "loss", "grad_norm", "completion_length", "nfe/mean",
+    "time/cycle_s", "time/compile_s", "tokens_per_second",
+}  # fmt: skip
 
 
 def dmpo(*arguments, cwd, **kwargs):
@@ -109,7 +111,7 @@ def folder(tmp_path_factory):
     (path / "pretrain.toml").write_text(PRETRAIN)
     (path / "dmpo.toml").write_text(DMPO.format(start="pretrain"))
     for name in ("pretrain", "dmpo"):
-        code, out, err = finish(dmpo("train", f"{name}.toml", "--run-dir", name, cwd=path))
+        code, _, err = finish(dmpo("train", f"{name}.toml", "--run-dir", name, cwd=path))
         assert code == 0, err
     return path
 
@@ -119,13 +121,16 @@ def test_a_run_folder_holds_what_the_contract_says(folder):
     assert [entry["cycle"] for entry in metrics] == [1, 2, 3, 4, 5, 6]
     assert [entry["updates"] for entry in metrics] == [2, 4, 6, 8, 10, 12]
     for entry in metrics:
-        assert not set(CONTRACT) - set(entry)
+        assert not CONTRACT - set(entry)
         assert all(isinstance(value, int | float) for value in entry.values())
         assert ("eval/accuracy" in entry) == (entry["cycle"] % 2 == 0)
     assert sum(entry["time/compile_s"] > 0 for entry in metrics) == 6
     samples = lines(folder / "dmpo" / "samples.jsonl")
     assert {entry["cycle"] for entry in samples} == {1, 2, 4, 6}
-    assert all({"prompt", "completion", "truth", "reward"} <= set(entry) for entry in samples)
+    for entry in samples:
+        assert {"prompt", "completion", "reward"} <= set(entry)
+        prompt, truth = entry["prompt"].rstrip("="), entry["truth"]
+        assert len(truth) == 16 and all(p in ("0", t) for p, t in zip(prompt, truth, strict=True))
     summary = json.loads((folder / "dmpo" / "summary.json").read_text())
     assert summary["status"] == "done" and summary["compilations"] == 1
     for when in ("test_before", "test_after", "validation_before", "validation_after"):
@@ -145,9 +150,22 @@ def test_training_changes_the_parameters_and_starts_from_the_given_ones(folder):
 
 
 def test_a_finished_run_is_left_as_it_is(folder):
-    before = (folder / "dmpo" / "metrics.jsonl").read_text()
+    files = [folder / "dmpo" / name for name in ("metrics.jsonl", "samples.jsonl", "summary.json")]
+    before = [path.read_text() for path in files]
     code, _, _ = finish(dmpo("train", "dmpo.toml", "--run-dir", "dmpo", cwd=folder))
-    assert code == 0 and (folder / "dmpo" / "metrics.jsonl").read_text() == before
+    assert code == 0 and [path.read_text() for path in files] == before
+
+
+def test_a_run_may_be_made_longer(folder):
+    """Three cycles, then the same command asking for six: the same as six at once."""
+    command = ("train", "dmpo.toml", "--run-dir", "longer")
+    for cycles in (3, 6):
+        code, _, err = finish(dmpo(*command, "--set", f"run.cycles={cycles}", cwd=folder))
+        assert code == 0, err
+    assert json.loads((folder / "longer" / "summary.json").read_text())["cycles"] == 6
+    found, wanted = lines(folder / "longer" / "metrics.jsonl"), lines(folder / "dmpo" / "metrics.jsonl")
+    assert [e["loss"] for e in found] == [e["loss"] for e in wanted]
+    jax.tree.map(np.testing.assert_array_equal, final_params(folder / "longer"), final_params(folder / "dmpo"))
 
 
 def test_kill_9_at_random_moments_then_the_same_command(folder):

@@ -14,7 +14,7 @@ from dmpo_jax.diffusion.sampler import SamplerConfig
 from dmpo_jax.errors import UserError
 from dmpo_jax.model.chat import TEMPLATES
 from dmpo_jax.model.checkpoint_folder import TOKENIZER_KEY, locate, model_of
-from dmpo_jax.model.families import SHAPE, same
+from dmpo_jax.model.families import FAMILIES, SHAPE, same
 from dmpo_jax.model.lora import LoraConfig
 from dmpo_jax.model.parameters import ModelConfig
 from dmpo_jax.objectives import OBJECTIVES
@@ -170,9 +170,13 @@ class Config:
     def validate(self) -> None:
         """Checks every section, and the sections against each other. Raises UserError."""
         for section in (
-            self.run, self.model, self.lora, self.tokenizer, self.task, self.rollout, self.optimizer, self.mesh, self.evaluation, self.checkpoint
+            self.run, self.model, self.lora, self.tokenizer,
+            self.task, self.rollout, self.optimizer, self.mesh, self.evaluation, self.checkpoint
         ):  # fmt: skip
             section.validate()
+        if self.model.family not in FAMILIES:
+            known = ", ".join(FAMILIES)
+            raise UserError(f'model.family = "{self.model.family}": expected one of {known}')
         self.sampler.validate(self.rollout.completion_length)
         self.objective.validate(self.rollout.group)
         if getattr(self.objective, "log_ratio", "") == "trajectory" and self.sampler.algorithm != "roar":

@@ -8,7 +8,7 @@ from dmpo_jax.evaluation.run_folder import RunFolder, number
 
 MAX_CHARACTERS = 1500
 MAX_CARDS = 6
-_PUZZLE = re.compile(r"(?<![0-9])[0-4]{16}(?![0-9])")
+_PUZZLE = re.compile(r"(?<![0-9])[0-4]{4}(?: ?[0-4]{4}){3}(?![0-9])")
 
 
 def visible(value: object, limit: int = MAX_CHARACTERS) -> str:
@@ -27,9 +27,9 @@ def _spelled(character: str) -> str:
 
 
 def puzzle_cells(text: object) -> str | None:
-    """The last run of exactly 16 digits 0-4 in a prompt or a solution: a 4x4 grid by rows, 0 for blank."""
+    """The last 16 digits 0-4 in a prompt or a solution, with or without a space between rows; 0 is blank."""
     found = _PUZZLE.findall(text) if isinstance(text, str) else []
-    return found[-1] if found else None
+    return found[-1].replace(" ", "") if found else None
 
 
 def answer_cells(completion: object) -> str | None:

@@ -12,12 +12,13 @@ def attend(
     v: jax.Array,
     lengths: jax.Array,
     blocks: tuple[jax.Array, jax.Array] | None = None,
+    visible: jax.Array | None = None,
 ) -> jax.Array:
     """Softmax attention of every query over the first `lengths` keys of its row.
 
     q `[B, H, Q, E]`, k and v `[B, K, S, E]` with H a multiple of K (query head i reads key head i // (H / K)),
     lengths `int32[B]`. `blocks` holds the block numbers `int32[B, Q]` of queries and `int32[B, S]` of keys; a query
-    then sees no later block. Returns `[B, H, Q, E]`. Scores and softmax are fp32; probabilities are cast to v's dtype
+    then sees no later block. `visible bool[Q or 1, S]` hides more keys, alike in every row. Returns `[B, H, Q, E]`. Scores and softmax are fp32; probabilities are cast to v's dtype
     and the second product accumulates in fp32.
     """
     heads, size = q.shape[1], q.shape[3]
@@ -25,6 +26,8 @@ def attend(
     valid = jnp.arange(keys) < lengths[:, None, None, None]  # [B, 1, 1, S]
     if blocks is not None:
         valid &= blocks[1][:, None, None, :] <= blocks[0][:, None, :, None]
+    if visible is not None:
+        valid &= visible
     if kv_heads != heads:
         where = meshes.activation(("rows", "heads", None, None), (k.shape[0], heads, *k.shape[2:]))
         k, v = (jnp.repeat(x, heads // kv_heads, axis=1, out_sharding=where) for x in (k, v))

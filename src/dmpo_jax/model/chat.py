@@ -22,9 +22,7 @@ def special_tokens(template: str) -> tuple[str, ...]:
 
 
 def _llada(messages: Sequence[Message]) -> str:
-    turns = [
-        f"<|start_header_id|>{m['role']}<|end_header_id|>\n\n{m['content'].strip()}<|eot_id|>" for m in messages
-    ]
+    turns = [f"<|start_header_id|>{m['role']}<|end_header_id|>\n\n{m['content'].strip()}<|eot_id|>" for m in messages]
     return f"<|startoftext|>{''.join(turns)}<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 

@@ -29,7 +29,9 @@ def locate(source: str, weights: bool = True) -> Path:
     if path.is_dir():
         return path
     if not HUB_ID.fullmatch(source) or path.exists():
-        raise UserError(f"{source}: no such folder; give a folder with config.json and *.safetensors, or a hub id owner/name")
+        raise UserError(
+            f"{source}: no such folder; give a folder with config.json and *.safetensors, or a hub id owner/name"
+        )
     import huggingface_hub
     from huggingface_hub import errors
 

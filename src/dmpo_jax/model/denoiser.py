@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dmpo_jax.model.attention import attend
-from dmpo_jax.model.parameters import ModelConfig, abstract_params
 from dmpo_jax.model.lora import Adapted
+from dmpo_jax.model.parameters import ModelConfig, abstract_params
 from dmpo_jax.model.weights import as_used, contract
 from dmpo_jax.parallel import mesh as meshes
 
@@ -49,7 +49,16 @@ def _project(x: jax.Array, weight: jax.Array | Adapted, bias: jax.Array | None) 
 
 
 def _block(
-    h: jax.Array, layer: dict, cos, sin, lengths, blocks, config: ModelConfig, cached: Cache | None = None, start=0
+    h: jax.Array,
+    layer: dict,
+    cos,
+    sin,
+    lengths,
+    blocks,
+    visible,
+    config: ModelConfig,
+    cached: Cache | None = None,
+    start=0,
 ) -> tuple[jax.Array, Cache]:
     """One layer on `[B, S, D]`, and the keys and values it attended to: the cached ones with its own from `start` on."""
     specs = abstract_params(config)["blocks"]
@@ -66,7 +75,7 @@ def _block(
         seen = Cache(rotate(k, cos, sin), v)
         if cached is not None:
             seen = jax.tree.map(lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, start, 2), cached, seen)
-        out = attend(rotate(q, cos, sin), *seen, lengths, blocks)
+        out = attend(rotate(q, cos, sin), *seen, lengths, blocks, visible)
         h = h + contract("bhse,hed->bsd", out, layer["wo"], out_sharding=residual)
     with jax.named_scope("mlp"):
         a = rms_norm(h, layer["ln2"], config.norm_eps)
@@ -76,15 +85,20 @@ def _block(
 
 
 def hidden_states(
-    params: dict, tokens: jax.Array, positions: jax.Array, lengths: jax.Array, config: ModelConfig
+    params: dict,
+    tokens: jax.Array,
+    positions: jax.Array,
+    lengths: jax.Array,
+    config: ModelConfig,
+    visible: jax.Array | None = None,
 ) -> jax.Array:
     """Final-norm hidden states `[B, S, D]` in the model dtype.
 
     tokens and positions `int32[B, S]`; slots from `lengths int32[B]` on are padding that nothing attends to. Attention
     asks for positions only (for their block under `config.block_size`), so slots may stand in any order: `positions`
-    carries the reading order.
+    carries the reading order. `visible bool[S or 1, S]` (query, key) hides more slots, alike in every row.
     """
-    h, block = _begin(params, tokens, positions, positions, lengths, config)
+    h, block = _begin(params, tokens, positions, positions, lengths, visible, config)
     without_cache = lambda h, layer: block(h, layer)[0]  # noqa: E731
     if config.remat:
         without_cache = jax.checkpoint(without_cache)
@@ -93,10 +107,15 @@ def hidden_states(
 
 
 def fill_cache(
-    params: dict, tokens: jax.Array, positions: jax.Array, lengths: jax.Array, config: ModelConfig
+    params: dict,
+    tokens: jax.Array,
+    positions: jax.Array,
+    lengths: jax.Array,
+    config: ModelConfig,
+    visible: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache]:
     """`hidden_states`, and the keys and values of all S slots."""
-    h, block = _begin(params, tokens, positions, positions, lengths, config)
+    h, block = _begin(params, tokens, positions, positions, lengths, visible, config)
     h, cache = jax.lax.scan(block, h, params["blocks"])
     return rms_norm(h, params["ln_f"].astype(h.dtype), config.norm_eps), cache
 
@@ -109,20 +128,21 @@ def cached_hidden_states(
     lengths: jax.Array,
     cache: Cache,
     config: ModelConfig,
+    visible: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache]:
     """Hidden states `[B, Q, D]` of `tokens int32[B, Q]` in the slots from `start` on, and the cache with theirs in it.
 
     positions `int32[B, S]` and lengths `int32[B]` are the whole canvas's, whose other slots are seen as the cache holds
     them. What slots hold after a layer depends on all they see, so without `config.block_size` this is an approximation
-    as soon as any token has changed since the cache was filled.
+    as soon as any token has changed since the cache was filled. `visible bool[Q or 1, S]` as in `hidden_states`.
     """
     own = jax.lax.dynamic_slice_in_dim(positions, start, tokens.shape[1], axis=1)
-    h, block = _begin(params, tokens, own, positions, lengths, config)
+    h, block = _begin(params, tokens, own, positions, lengths, visible, config)
     h, cache = jax.lax.scan(lambda h, xs: block(h, xs[0], cached=xs[1], start=start), h, (params["blocks"], cache))
     return rms_norm(h, params["ln_f"].astype(h.dtype), config.norm_eps), cache
 
 
-def _begin(params: dict, tokens, positions, key_positions, lengths, config: ModelConfig):
+def _begin(params: dict, tokens, positions, key_positions, lengths, visible, config: ModelConfig):
     """Embeddings `[B, Q, D]` and the layer function for queries at `positions [B, Q]` and keys at `key_positions [B, S]`."""
     dtype = jnp.dtype(config.dtype)
     with jax.named_scope("embed"):
@@ -133,7 +153,9 @@ def _begin(params: dict, tokens, positions, key_positions, lengths, config: Mode
     if not config.rope_full_precision:
         cos, sin = cos.astype(dtype), sin.astype(dtype)
     blocks = (positions // config.block_size, key_positions // config.block_size) if config.block_size else None
-    return h, functools.partial(_block, cos=cos, sin=sin, lengths=lengths, blocks=blocks, config=config)
+    return h, functools.partial(
+        _block, cos=cos, sin=sin, lengths=lengths, blocks=blocks, visible=visible, config=config
+    )
 
 
 def head_logits(params: dict, hidden: jax.Array, config: ModelConfig) -> jax.Array:

@@ -60,7 +60,9 @@ def read_config(json: Json, source: str) -> ModelConfig:
     family = read_family(json, source)
     for key, allowed in family.fixed.items():
         if key in json and json[key] not in allowed:
-            raise UserError(f"{source}: {key} = {json[key]!r}: only {allowed[0]!r} is supported for {family.model_type}")
+            raise UserError(
+                f"{source}: {key} = {json[key]!r}: only {allowed[0]!r} is supported for {family.model_type}"
+            )
     try:
         fields = family.read(_Checked(json))
     except _Wrong as error:

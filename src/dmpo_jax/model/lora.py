@@ -75,7 +75,9 @@ def init_adapters(key: jax.Array, lora: LoraConfig, config: ModelConfig) -> dict
     return init_tree(key, adapter_specs(lora, config))
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["base", "a", "b", "keys"], meta_fields=["scale", "rate"])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["base", "a", "b", "keys"], meta_fields=["scale", "rate"]
+)
 @dataclasses.dataclass(frozen=True)
 class Adapted:
     """A matrix with its adapter, stacked over layers; `keys` (one per layer) draw the dropout of the adapter's input."""

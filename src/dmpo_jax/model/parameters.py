@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from dmpo_jax.errors import UserError
 from dmpo_jax.parallel import mesh as meshes
 
-
 STORED = ("float32", "bfloat16", "int8", "nf4")  # values of model.base
 
 
@@ -61,9 +60,7 @@ class ModelConfig:
                 "change one of them or set model.head_dim"
             )
         if self.n_heads % self.kv_heads:
-            raise UserError(
-                f"model.n_heads = {self.n_heads} is not a multiple of model.n_kv_heads = {self.kv_heads}"
-            )
+            raise UserError(f"model.n_heads = {self.n_heads} is not a multiple of model.n_kv_heads = {self.kv_heads}")
         if self.head_size % 2:
             raise UserError(f"model: head size {self.head_size} is odd, but rotary positions need pairs")
         if self.block_size < 0:

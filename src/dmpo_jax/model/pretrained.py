@@ -15,7 +15,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from dmpo_jax.errors import UserError
 from dmpo_jax.model.checkpoint_folder import (
-    INDEX, claim_folder, locate, model_of, open_folder, stored_shape, tensor_names, write_folder
+    INDEX,
+    claim_folder,
+    locate,
+    model_of,
+    open_folder,
+    stored_shape,
+    tensor_names,
+    write_folder,
 )  # fmt: skip
 from dmpo_jax.model.families import SHAPE, SpecialIds, same, write_config
 from dmpo_jax.model.parameters import ModelConfig, ParamSpec, shardings
@@ -60,7 +67,9 @@ def load_params(folder: Path, config: ModelConfig, mesh: jax.sharding.Mesh | Non
             where = None if places is None else functools.reduce(lambda tree, key: tree[key], path, places)
             tensor = _everywhere(raw, mesh)
             if layer is None:
-                params[path[0]] = jax.jit(lambda raw, s=spec: _convert(raw, s, config, False), out_shardings=where)(tensor)
+                params[path[0]] = jax.jit(lambda raw, s=spec: _convert(raw, s, config, False), out_shardings=where)(
+                    tensor
+                )
                 continue
             blocks, key = params["blocks"], path[1]
             if layer == 0:

@@ -105,7 +105,9 @@ def load_tokenizer(folder: Path, template: str = "") -> PretrainedTokenizer:
     backend = _backend(folder, settings)
     size = backend.get_vocab_size(with_added_tokens=True)
     if size > rows:
-        raise UserError(f"{folder}: the tokenizer has {size} tokens, but the model {rows} rows; they do not belong together")
+        raise UserError(
+            f"{folder}: the tokenizer has {size} tokens, but the model {rows} rows; they do not belong together"
+        )
     _check_special(folder, backend, ids, settings)
     template = template or family.template
     chat.render(template, [])  # refuses an unknown name
@@ -146,12 +148,16 @@ def _from_merges(vocab: Path, merges: Path, settings: dict[str, Any]) -> tokeniz
     backend.decoder = tokenizers.decoders.ByteLevel()
     added = settings.get("added_tokens_decoder")
     if not isinstance(added, dict):
-        raise UserError(f"{vocab.parent}/tokenizer_config.json: no added_tokens_decoder, so the special tokens are unknown")
+        raise UserError(
+            f"{vocab.parent}/tokenizer_config.json: no added_tokens_decoder, so the special tokens are unknown"
+        )
     for number, token in sorted(added.items(), key=lambda item: int(item[0])):
         flags = {key: bool(token.get(key)) for key in ("lstrip", "rstrip", "normalized", "single_word", "special")}
         backend.add_tokens([tokenizers.AddedToken(token["content"], **flags)])
         if backend.token_to_id(token["content"]) != int(number):
-            raise UserError(f"{vocab.parent}: {token['content']} should be token {number}; the vocabulary is another one")
+            raise UserError(
+                f"{vocab.parent}: {token['content']} should be token {number}; the vocabulary is another one"
+            )
     return backend
 
 

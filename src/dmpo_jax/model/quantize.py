@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,7 @@ def quantize_nf4(w: jax.Array, outputs: int) -> NF4:
     scale = jnp.max(jnp.abs(blocks), axis=axis + 1, keepdims=True)
     unit = blocks / jnp.where(scale > 0, scale, 1.0)
     codes = jnp.zeros(shape, jnp.uint8)
-    for low, high in zip(NF4_LEVELS, NF4_LEVELS[1:], strict=False):
+    for low, high in itertools.pairwise(NF4_LEVELS):
         codes += unit > (low + high) / 2
     first, second = jnp.split(codes, 2, axis=axis + 1)
     return NF4(first | (second << 4), scale, outputs)
@@ -125,10 +126,8 @@ def stored_specs(config: ModelConfig) -> dict:
         size = block_size(spec.shape[split - 1])
         blocks = spec.shape[split - 1] // size
         axes = (*spec.axes[:split], None, *spec.axes[split:])
-        part = lambda width: ParamSpec(  # noqa: E731
-            (*spec.shape[: split - 1], blocks, width, *spec.shape[split:]), axes, 0.0
-        )
-        return NF4(part(size // 2), part(1), outputs)
+        shape = lambda width: (*spec.shape[: split - 1], blocks, width, *spec.shape[split:])  # noqa: E731
+        return NF4(ParamSpec(shape(size // 2), axes, 0.0), ParamSpec(shape(1), axes, 0.0), outputs)
 
     return map_layered(stored, abstract_params(config), config)
 

@@ -110,7 +110,7 @@ def prepare(
         "log_ratio/std": jnp.std(log_ratio),
         "coefficient/mean": jnp.mean(coefficient),
         "reward/zero_std_groups": jnp.mean(equal.astype(jnp.float32)),
-        "reward/not_finite": jnp.sum(mass < 0).astype(jnp.float32),
+        "rewards_not_finite": jnp.sum(mass < 0).astype(jnp.float32),
     }
     rows = {"weight": weight, "baseline": baseline, "log_mass": mass, "keep": keep[:, None]}
     return Prepared(groups=rows, whole=params if config.baseline == "model" else (), metrics=metrics)

@@ -151,7 +151,9 @@ def _uses_each_once(is_number: jax.Array, number: jax.Array, given: jax.Array, c
 
 
 def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, Any]:
-    """Figures of one graded answer to each example: `accuracy` and `exact` (the same), `format`, `solvable_by_sums` (only + and -).
+    """Figures of one graded answer to each example.
+
+    `accuracy` and `exact` (the same), `format`, and `solvable_by_sums` (with + and - alone).
 
     Raises `UserError` where the numbers of rows and examples differ or are zero.
     """

@@ -10,6 +10,7 @@ import jax
 
 from dmpo_jax.config import Config
 from dmpo_jax.evaluation.evaluate import load_examples
+from dmpo_jax.model.lora import policy_of
 from dmpo_jax.parallel.mesh import make_mesh, row_shards
 from dmpo_jax.training.cycle import demonstrations, make_cycle, roll_out, take_update
 from dmpo_jax.training.data import Batches, encode, place
@@ -33,24 +34,26 @@ def bench(config: Config, repeats: int) -> dict[str, Any]:
     with jax.set_mesh(mesh):
         batch = place(Batches(data, rollout_config.prompts, config.run.seed, rollout_config.prompt_buckets)[0], mesh)
         state = fresh_state(setup, mesh)
+        policy = policy_of(state.params, state.base, config.lora)
+        reference = None if state.reference is None else policy_of(state.reference, state.base, config.lora)
         key = jax.random.key(0)
         settings, objective, context = config.objective, setup.objective, setup.context
         peak = matmul_peak()
 
         seconds: dict[str, float] = {}
         if objective.ROLLOUT:
-            run, rollout = _compiled(lambda p, b, k: roll_out(p, b, k, setup)[0], state.params, batch, key)
+            run, rollout = _compiled(lambda p, b, k: roll_out(p, b, k, setup)[0], policy, batch, key)
             seconds["rollout"] = _median(run, repeats)
         else:
             rollout = jax.jit(lambda b: demonstrations(b, setup))(batch)
         run, prepared = _compiled(
             lambda p, r, x, k: objective.prepare(p, r, x, k, settings, context),
-            state.params, state.reference, rollout, key,
+            policy, reference, rollout, key,
         )  # fmt: skip
         seconds["prepare"] = _median(run, repeats)
         run, _ = _compiled(
-            lambda p, o, x, q, k: take_update(p, o, x, q, k, setup),
-            state.params, state.optimizer, rollout, prepared, key,
+            lambda p, o, x, q, k, b: take_update(p, o, x, q, k, setup, b),
+            state.params, state.optimizer, rollout, prepared, key, state.base,
         )  # fmt: skip
         seconds["update"] = _median(run, repeats) * settings.updates
 

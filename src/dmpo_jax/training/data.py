@@ -84,10 +84,13 @@ class Batches:
         self._data, self._prompts, self._buckets = data, prompts, buckets
         self._order = grain.MapDataset.range(len(data.prompts.length)).seed(seed).shuffle().repeat()
 
+    def index(self, k: int) -> np.ndarray:
+        """Which examples batch k >= 0 holds, `int[P]`: the same on every call, host and mesh."""
+        return np.array([self._order[k * self._prompts + i] for i in range(self._prompts)])
+
     def __getitem__(self, k: int) -> Batch:
-        """Batch number k >= 0, the same on every call, host and mesh."""
-        index = np.array([self._order[k * self._prompts + i] for i in range(self._prompts)])
-        return take(self._data, index, self._buckets)
+        """Batch number k."""
+        return take(self._data, self.index(k), self._buckets)
 
 
 def place(batch, mesh: jax.sharding.Mesh):

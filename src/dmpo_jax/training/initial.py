@@ -37,7 +37,9 @@ def check_start(config: Config) -> None:
     if config.lora.rank and other.lora.rank:
         kept = [key for key in ("rank", "alpha", "targets") if getattr(config.lora, key) != getattr(other.lora, key)]
         if config.lora.adapter:
-            raise UserError(f"lora.adapter: run.start_from = {source} brings an adapter of its own; leave one of them out")
+            raise UserError(
+                f"lora.adapter: run.start_from = {source} brings an adapter of its own; leave one of them out"
+            )
         if kept or config.model.base != other.model.base:
             key = f"lora.{kept[0]}" if kept else "model.base"
             raise UserError(

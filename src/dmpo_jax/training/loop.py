@@ -6,7 +6,6 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +45,16 @@ def train(config: Config, run_dir: Path) -> int:
     check_start(config)
     run_folder.claim(run_dir, config)
     with jax.set_mesh(mesh):
-        return _Run(setup, mesh, run_dir, data, Evaluator(setup, validation, mesh), test and Evaluator(setup, test, mesh)).go()
+        evaluators = Evaluator(setup, validation, mesh), Evaluator(setup, test, mesh) if test else None
+        return _Run(setup, mesh, run_dir, examples, data, *evaluators).go()
 
 
 class _Run:
     """One process's pass through a run."""
 
-    def __init__(self, setup: Setup, mesh, run_dir: Path, data, validation: Evaluator, test: Evaluator | None):
+    def __init__(self, setup: Setup, mesh, run_dir: Path, examples, data, validation, test: Evaluator | None):
         self.setup, self.config, self.mesh, self.run_dir = setup, setup.config, mesh, run_dir
-        self.validation, self.test = validation, test
+        self.examples, self.validation, self.test = examples, validation, test
         self.batches = Batches(
             data, self.config.rollout.prompts, self.config.run.seed, self.config.rollout.prompt_buckets
         )
@@ -76,7 +76,7 @@ class _Run:
                 self._evaluate_before(state)
                 self._save(0, state)  # finds a folder that cannot be written before hours are spent
             state, done = self._cycles(state, done)
-            if done == self.config.run.cycles:
+            if done == self.config.run.cycles and not self._finished():
                 self._finish(state)
         finally:
             signal.signal(signal.SIGTERM, previous)
@@ -87,6 +87,13 @@ class _Run:
             print(f"stopped after cycle {done}, saved; run the same command to go on", flush=True)
             return PREEMPTED
         return 0
+
+    def _finished(self) -> bool:
+        try:
+            summary = json.loads((self.run_dir / "summary.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return False
+        return summary["cycles"] == self.config.run.cycles  # a run made longer has more to say
 
     def _on_sigterm(self, *_) -> None:
         self.stop = True
@@ -128,7 +135,7 @@ class _Run:
                 evaluate = done == total or (self.config.evaluation.every and done % self.config.evaluation.every == 0)
                 save = last or done % self.config.checkpoint.every == 0
                 if evaluate or save:
-                    self._log(*pending, lambda state=state: self._validate(state) if evaluate else {})
+                    self._log(*pending, validate=state if evaluate else None)
                     pending = None
                 if save:
                     self._save(done, state)
@@ -147,20 +154,21 @@ class _Run:
             self.clock = time.monotonic()
         return self.compiled[width](state, batch)
 
-    def _log(self, cycle: int, record: Record, extra: Callable[[], dict[str, float]] = dict) -> None:
+    def _log(self, cycle: int, record: Record, validate: State | None = None) -> None:
         metrics = {name: float(value) for name, value in jax.device_get(record.metrics).items()}
         seconds = time.monotonic() - self.clock  # since the cycle before was done
         if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
             self.metrics.flush()
             raise FloatingPointError(
-                f"cycle {cycle}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; the state before it is saved "
-                f"in {self.run_dir}. Lower optimizer.learning_rate or raise objective.alpha"
+                f"cycle {cycle}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; the newest checkpoint in "
+                f"{self.run_dir} is from before it. Lower optimizer.learning_rate or raise objective.alpha"
             )
         rows, length = np.prod(record.completion.shape[:2]), record.completion.shape[2]
         tokens = rows * metrics.get("completion_length", length)
         entry = {"cycle": cycle, "updates": cycle * self.config.objective.updates, **metrics}
         entry |= {"time/cycle_s": seconds, "time/compile_s": self.compile_seconds, "tokens_per_second": tokens / seconds}
-        entry |= extra()
+        if validate is not None:
+            entry |= self._validate(validate)
         self.metrics.write(entry)
         self.progress.show(cycle, entry)
         if self.setup.objective.ROLLOUT:
@@ -173,12 +181,10 @@ class _Run:
 
     def _write_samples(self, cycle: int, record: Record, most: int = 8) -> None:
         record = jax.device_get(record)
-        batch = self.batches[cycle - 1]
-        for p in range(min(most, record.completion.shape[0])):
-            prompt = self.setup.tokenizer.decode(batch.prompts.tokens[p, : batch.prompts.length[p]])
-            truth = {name: np.asarray(value[p]).tolist() for name, value in batch.features.items()}
-            entry = {"cycle": cycle, "prompt": prompt, "completion": self.setup.tokenizer.decode(record.completion[p, 0])}
-            entry["truth"] = json.dumps(truth)
+        for p, number in enumerate(self.batches.index(cycle - 1)[:most]):
+            example = self.examples[number]
+            entry = {"cycle": cycle, "prompt": example.prompt, "truth": example.truth}
+            entry["completion"] = self.setup.tokenizer.decode(record.completion[p, 0])
             self.samples.write(entry | {name: float(value[p, 0]) for name, value in record.components.items()})
 
     def _policy(self, state: State) -> Any:
