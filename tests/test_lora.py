@@ -68,7 +68,9 @@ def test_presets():
     assert len(matrices(LoraConfig(rank=1), llada)) == 7
 
 
-@pytest.mark.parametrize("family", hf.CONFIGS)
+@pytest.mark.parametrize(
+    "family", ["llada", "sdar", *(pytest.param(f, marks=pytest.mark.slow) for f in ("illada", "dream"))]
+)
 def test_merged_weights_are_the_same_function(tmp_path, family):
     tensors, config, params = model(tmp_path, family)
     adapters = trained(config)
@@ -102,7 +104,7 @@ def test_merged_weights_are_the_same_function(tmp_path, family):
 def test_a_fresh_adapter_changes_nothing(tmp_path):
     _, config, params = model(tmp_path)
     fresh = init_adapters(jax.random.key(0), LORA, config)
-    for base in ("float32", "bfloat16", "int8", "nf4"):
+    for base in ("int8", "nf4"):
         stored = store_tree(params, dataclasses.replace(config, base=base))
         both = jax.jit(
             lambda a, s: (logits(attach(s, a, LORA), TOKENS, config), logits(attach(s, {}, LORA), TOKENS, config))
@@ -111,13 +113,13 @@ def test_a_fresh_adapter_changes_nothing(tmp_path):
         assert np.array_equal(on, off), base
 
 
-@pytest.mark.parametrize("base", ["float32", "int8", "nf4"])
+@pytest.mark.parametrize("base", ["int8", *(pytest.param(b, marks=pytest.mark.slow) for b in ("float32", "nf4"))])
 def test_gradients_reach_every_adapter_and_only_them(tmp_path, base):
     _, config, params = model(tmp_path)
     config = dataclasses.replace(config, base=base, remat=True)
     stored, adapters = store_tree(params, config), trained(config)
     weight = jax.random.normal(jax.random.key(1), (4, 10, 256))
-    loss = lambda a: jnp.sum(logits(attach(stored, a, LORA), TOKENS, config) * weight)  # noqa: E731
+    loss = jax.jit(lambda a: jnp.sum(logits(attach(stored, a, LORA), TOKENS, config) * weight))
     grads = jax.jit(jax.grad(loss))(adapters)
     assert jax.tree.structure(grads) == jax.tree.structure(adapters)
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(grads))

@@ -132,7 +132,9 @@ def test_shards_and_their_index(tmp_path):
     assert same_trees(load_pretrained(tmp_path / "out")[1], params)
 
 
-@pytest.mark.parametrize("base", ["float32", "bfloat16", "int8", "nf4"])
+@pytest.mark.parametrize(
+    "base", ["float32", "nf4", *(pytest.param(b, marks=pytest.mark.slow) for b in ("bfloat16", "int8"))]
+)
 def test_loading_onto_a_mesh_equals_loading_and_then_storing(tmp_path, base):
     folder, _ = checkpoint(tmp_path / "m", "sdar")
     config, plain = load_pretrained(folder)

@@ -12,7 +12,7 @@ from dmpo_jax import load_pretrained
 from dmpo_jax.cli import main
 from dmpo_jax.config import resolve
 from dmpo_jax.errors import UserError
-from dmpo_jax.model.lora import LoraConfig, digest
+from dmpo_jax.model.lora import LoraConfig, digest, init_adapters
 from dmpo_jax.model.safetensors import read_header
 from dmpo_jax.parallel.mesh import make_mesh
 from dmpo_jax.training.cycle import make_cycle
@@ -23,7 +23,7 @@ from dmpo_jax.training.state import fresh_state
 CONFIG = """
 [run]
 cycles = {cycles}
-compilation_cache = ""
+compilation_cache = "{cache}"
 [model]
 d_model = 16
 n_layers = 1
@@ -64,21 +64,18 @@ def cycles(setup, count=2, **given):
         return jax.device_get(state), records
 
 
-def test_only_adapters_learn_and_the_first_log_ratio_is_zero():
-    sections = {"lora": {"rank": 2, "alpha": 8.0}, "model": {"base": "int8"}}
-    state, records = cycles(setup_of(**sections))
-    assert state.reference == {}  # the base, adapter off
+def test_from_a_trained_adapter_only_adapters_learn_and_the_first_log_ratio_is_zero():
+    """The given adapter is the frozen reference; dropout is off where likelihoods are compared."""
+    setup = setup_of(lora={"rank": 2, "alpha": 8.0, "dropout": 0.2}, model={"base": "int8"})
+    fresh = init_adapters(jax.random.key(0), setup.config.lora, setup.model)
+    given = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), fresh)
+    state, records = cycles(setup, params=given)
+    assert jax.tree.all(jax.tree.map(np.array_equal, state.reference, jax.device_get(given)))
     assert records[0].metrics["log_ratio/std"] == records[0].metrics["log_ratio/mean"] == 0.0
     assert records[0].metrics["grad_norm"] > 1e-3 and records[1].metrics["log_ratio/std"] > 0.0
+    assert not any(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (state.params, given)), strict=True))
     moments = [x for x in jax.tree.leaves(state.optimizer) if np.ndim(x)]
     assert sum(x.size for x in moments) == 2 * sum(x.size for x in jax.tree.leaves(state.params))
-
-    # A run that starts from these adapters has them, frozen, as its reference; with dropout it still starts at zero.
-    setup = setup_of(lora={"rank": 2, "alpha": 8.0, "dropout": 0.2}, model={"base": "int8"})
-    again, records = cycles(setup, params=state.params)
-    assert jax.tree.all(jax.tree.map(np.array_equal, again.reference, state.params))
-    assert records[0].metrics["log_ratio/std"] == records[0].metrics["log_ratio/mean"] == 0.0
-    assert records[1].metrics["log_ratio/std"] > 0.0
 
 
 def write(path, **values):
@@ -90,45 +87,64 @@ def last(folder):
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
 
 
-def test_from_an_exported_checkpoint_to_an_exported_adapter(tmp_path, capsys):
-    pretrain = write(tmp_path / "a.toml", cycles=2, group=1, objective="denoise")
-    tune = write(tmp_path / "b.toml", cycles=1, group=2, objective="dmpo")
-    folder = lambda name: str(tmp_path / name)  # noqa: E731
-    assert main(["train", pretrain, "--run-dir", folder("full")]) == 0
-    assert main(["export", "--run-dir", folder("full"), "--out", folder("model")]) == 0
-    content = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert content["model_type"] == "llada" and content["dmpo_tokenizer"] == "character"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny policy trained in full, exported, and tuned by one cycle of adapters on its int8 base."""
+    folder = tmp_path_factory.mktemp("runs")
+    cache = folder / "xla"  # the same programs compile again and again here
+    pretrain = write(folder / "a.toml", cycles=2, group=1, objective="denoise", cache=cache)
+    write(folder / "b.toml", cycles=1, group=2, objective="dmpo", cache=cache)
+    assert main(["train", pretrain, "--run-dir", str(folder / "full")]) == 0
+    assert main(["export", "--run-dir", str(folder / "full"), "--out", str(folder / "model")]) == 0
+    assert tune(folder) == 0
+    return folder
 
-    lora = ["--set", f"model.pretrained={folder('model')}", "--set", "lora.rank=2", "--set", "model.base=int8"]
-    assert main(["train", tune, "--run-dir", folder("tuned"), *lora]) == 0
-    assert last(tmp_path / "tuned")["log_ratio/std"] == 0.0
-    summary = json.loads((tmp_path / "tuned" / "summary.json").read_text())
+
+def tune(folder, *extra):
+    lora = ("--set", f"model.pretrained={folder / 'model'}", "--set", "lora.rank=2", "--set", "model.base=int8")
+    return main(["train", str(folder / "b.toml"), "--run-dir", str(folder / "tuned"), *lora, *extra])
+
+
+def test_adapters_on_the_int8_base_of_an_exported_checkpoint(folder, capsys):
+    content = json.loads((folder / "model" / "config.json").read_text())
+    assert content["model_type"] == "llada" and content["dmpo_tokenizer"] == "character"
+    first = last(folder / "tuned")
+    assert first["cycle"] == 1 and first["log_ratio/std"] == 0.0
+    summary = json.loads((folder / "tuned" / "summary.json").read_text())
     assert summary["trained_parameters"] < summary["parameters"] / 2
-    sizes = [p.stat().st_size for p in (tmp_path / "tuned" / "checkpoints").rglob("*") if p.is_file()]
+    sizes = [p.stat().st_size for p in (folder / "tuned" / "checkpoints").rglob("*") if p.is_file()]
     assert sum(sizes) < 10 * 4 * summary["trained_parameters"] + 100_000
 
     # More cycles go on from the saved adapters, on the same base; on another base they do not.
-    assert main(["train", tune, "--run-dir", folder("tuned"), *lora, "--set", "run.cycles=2"]) == 0
-    assert last(tmp_path / "tuned")["cycle"] == 2
-    weights = tmp_path / "model" / "model.safetensors"
+    assert tune(folder, "--set", "run.cycles=2") == 0
+    assert last(folder / "tuned")["cycle"] == 2
+    weights = folder / "model" / "model.safetensors"
     original = weights.read_bytes()
     weights.write_bytes(original[:-4] + b"\0\0\0\0")
-    assert main(["train", tune, "--run-dir", folder("tuned"), *lora, "--set", "run.cycles=3"]) == 2
+    assert tune(folder, "--set", "run.cycles=3") == 2
     assert "its adapters belong to other base weights" in capsys.readouterr().err
     weights.write_bytes(original)
 
-    # Merged or as an adapter, the policy leaves; the merged one answers like the run.
-    assert main(["export", "--run-dir", folder("tuned"), "--out", folder("merged")]) == 0
-    assert main(["export", "--run-dir", folder("tuned"), "--out", folder("adapter"), "--adapter"]) == 0
-    assert len(read_header(tmp_path / "adapter" / "adapter_model.safetensors")) == 14
-    assert main(["import", folder("merged"), "--out", folder("copy"), "--dtype", "bfloat16"]) == 0
-    assert load_pretrained(tmp_path / "copy")[0].vocab_size == content["vocab_size"]
-    shape = ["--set", f"model.pretrained={folder('model')}"]
-    evaluate = ["eval", tune, "--data", "", "--set", "sampler.temperature=0.0", "--out"]
-    assert main([*evaluate, folder("run.json"), "--run-dir", folder("tuned"), *shape]) == 0
-    assert main([*evaluate, folder("merged.json"), "--model", folder("merged")]) == 0
-    answers = [(tmp_path / f"{name}.jsonl").read_text() for name in ("run", "merged")]
-    assert answers[0] == answers[1]
+
+def test_a_tuned_policy_leaves_merged_or_as_an_adapter(folder):
+    run_dir, merged, adapter, copy = (str(folder / name) for name in ("tuned", "merged", "adapter", "copy"))
+    assert main(["export", "--run-dir", run_dir, "--out", merged]) == 0
+    assert main(["export", "--run-dir", run_dir, "--out", adapter, "--adapter"]) == 0
+    assert len(read_header(folder / "adapter" / "adapter_model.safetensors")) == 14
+    assert main(["import", merged, "--out", copy, "--dtype", "bfloat16"]) == 0
+    _, params = load_pretrained(copy, dtype="bfloat16")
+    _, exact = load_pretrained(merged)
+    assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b.astype(a.dtype)), params, exact))
+    assert main(["export", "--run-dir", str(folder / "full"), "--out", str(folder / "none"), "--adapter"]) == 2
+
+
+@pytest.mark.slow
+def test_a_merged_policy_answers_like_its_run(folder):
+    assert main(["export", "--run-dir", str(folder / "tuned"), "--out", str(folder / "whole")]) == 0
+    evaluate = ["eval", str(folder / "b.toml"), "--out"]
+    assert main([*evaluate, str(folder / "run.json"), "--run-dir", str(folder / "tuned")]) == 0
+    assert main([*evaluate, str(folder / "whole.json"), "--model", str(folder / "whole")]) == 0
+    assert (folder / "run.jsonl").read_text() == (folder / "whole.jsonl").read_text()
 
 
 @pytest.fixture

@@ -33,11 +33,12 @@ def _parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(run=run)
         if config:
-            sub.add_argument("config", metavar="CONFIG.toml")
-            sub.add_argument(
-                "--set", action="append", default=[], metavar="section.key=value", help="override one setting"
-            )
+            with_settings(sub)
         return sub
+
+    def with_settings(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("config", metavar="CONFIG.toml")
+        sub.add_argument("--set", action="append", default=[], metavar="section.key=value", help="override one setting")
 
     train = command("train", _train, "Train, or go on where the run folder's newest checkpoint is.")
     train.add_argument("--run-dir", type=Path, help="default: runs/<name of the configuration>")
@@ -48,6 +49,14 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--model", help="checkpoint folder or hub id whose weights answer, in place of a run")
     evaluate.add_argument("--data", default="", help="data file in a published format; default: the task's test split")
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+
+    sampling = command("sample", _sample, "Answer prompts; JSON lines where there are several.")
+    source = sampling.add_mutually_exclusive_group(required=True)
+    source.add_argument("--run-dir", type=Path, help="run folder whose newest parameters answer")
+    source.add_argument("--model", help="checkpoint folder or hub id whose weights answer, in place of a run")
+    sampling.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="may be given several times")
+    sampling.add_argument("--file", type=Path, help="a text file with a prompt a line")
+    sampling.add_argument("--watch", action="store_true", help="draw every denoising step on stderr")
 
     importer = command("import", _import, "Check a checkpoint's every name and shape, and copy it.", config=False)
     importer.add_argument("source", metavar="SRC", help="folder with config.json and *.safetensors, or a hub id owner/name")
@@ -64,7 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
     report.add_argument("--out", type=Path, default=Path("report.html"))
 
-    bench = command("bench", _bench, "Seconds by phase and fraction of the machine's matmul peak, for a configuration.")
+    bench = command("bench", _bench, "Seconds by phase of a cycle, or (sample) of every sampler.", config=False)
+    bench.add_argument("what", nargs="?", choices=("sample",), help="compare samplers instead")
+    with_settings(bench)
+    bench.add_argument("--prompt-width", type=int, metavar="N", help="sample: tokens of its made-up prompts; default: 128")
+    bench.add_argument("--only", metavar="NAME[;NAME]", help="sample: these samplers instead of all")
     bench.add_argument("--repeats", type=int, default=5, help="timed runs of each phase; the median is reported")
     bench.add_argument("--out", type=Path, metavar="FILE.json")
     return parser
@@ -99,6 +112,22 @@ def _eval(args) -> int:
     return 0
 
 
+def _sample(args) -> int:
+    from dmpo_jax.config import load_config
+    from dmpo_jax.evaluation.sample import read_prompts, sample_prompts
+
+    prompts = [*args.prompt, *(read_prompts(args.file) if args.file else [])]
+    if not prompts:
+        raise UserError("dmpo sample needs --prompt TEXT or --file FILE")
+    model = [f"model.pretrained={json.dumps(args.model)}"] if args.model else []
+    config = load_config(args.config, [*model, *args.set])
+    _prepare_jax(config)
+    answers = sample_prompts(config, args.run_dir, prompts, args.watch)
+    for answer in answers:
+        print(json.dumps(answer, ensure_ascii=False) if len(answers) > 1 else answer["completion"])
+    return 0
+
+
 def _import(args) -> int:
     from dmpo_jax.model.parameters import count_params
     from dmpo_jax.model.pretrained import import_checkpoint
@@ -126,12 +155,22 @@ def _report(args) -> int:
 
 def _bench(args) -> int:
     from dmpo_jax.config import load_config
+    from dmpo_jax.evaluation import sampler_table
     from dmpo_jax.training.bench import bench
 
+    if args.what is None and (args.prompt_width is not None or args.only is not None):
+        raise UserError("--prompt-width and --only belong to dmpo bench sample")
+    if args.prompt_width is not None and args.prompt_width < 1:
+        raise UserError(f"--prompt-width {args.prompt_width}: expected a positive number")
     config = load_config(args.config, args.set)
     _prepare_jax(config)
-    text = json.dumps(bench(config, args.repeats), indent=1)
+    if args.what == "sample":
+        only = tuple(args.only.split(";")) if args.only else ()
+        result = sampler_table.table(config, args.repeats, args.prompt_width or 128, only)
+    else:
+        result = bench(config, args.repeats)
+    text = json.dumps(result, indent=1)
     if args.out:
         args.out.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    print(sampler_table.as_text(result) if args.what == "sample" else text)
     return 0

@@ -178,6 +178,7 @@ class Config:
             known = ", ".join(FAMILIES)
             raise UserError(f'model.family = "{self.model.family}": expected one of {known}')
         self.sampler.validate(self.rollout.completion_length)
+        self.sampler.validate_model(self.model)
         self.objective.validate(self.rollout.group)
         if getattr(self.objective, "log_ratio", "") == "trajectory" and self.sampler.algorithm != "roar":
             raise UserError(

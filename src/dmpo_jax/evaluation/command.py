@@ -16,7 +16,7 @@ from dmpo_jax.parallel.mesh import make_mesh, row_shards
 from dmpo_jax.training import run_folder
 from dmpo_jax.training.initial import policy_of_run
 from dmpo_jax.training.metrics import write_text
-from dmpo_jax.training.setup import make_setup
+from dmpo_jax.training.setup import Setup, make_setup
 
 
 def evaluate_run(config: Config, run_dir: Path | None, data: str, out: Path) -> dict[str, Any]:
@@ -25,23 +25,29 @@ def evaluate_run(config: Config, run_dir: Path | None, data: str, out: Path) -> 
     Without a run folder, the weights are those of `config.model.pretrained` as they are. Raises UserError when the folder's
     model is not the configuration's, or the data file is malformed.
     """
-    changed = run_folder.model_differences(run_dir, config) if run_dir else []
-    if changed:
-        raise UserError(f"--run-dir {run_dir}: its model is not this configuration's ({'; '.join(changed)})")
-    lora = run_folder.read_config(run_dir).lora if run_dir else config.lora
     setup = make_setup(config)
     examples = load_examples(setup, "test", data or config.task.test_file)
     shape = config.mesh.shape(jax.device_count())
     mesh = make_mesh(shape)
     config.validate_mesh(row_shards(mesh), shape)
     with jax.set_mesh(mesh):
-        if run_dir:
-            base, params = policy_of_run(run_dir, mesh)
-        else:
-            base, params = None, load_params(locate(config.model.pretrained), setup.model, mesh)
-        result, items = Evaluator(setup, examples, mesh).run(policy_of(params, base, lora))
+        result, items = Evaluator(setup, examples, mesh).run(answering_policy(config, run_dir, setup, mesh))
     source = {"run_dir": str(run_dir)} if run_dir else {"model": config.model.pretrained}
     result |= {"data": data or config.task.test_file or "generated test split", **source}
     write_items(out.with_suffix(".jsonl"), items)
     write_text(out, json.dumps(result, indent=1) + "\n")
     return result
+
+
+def answering_policy(config: Config, run_dir: Path | None, setup: Setup, mesh: jax.sharding.Mesh) -> Any:
+    """Parameters of a run folder's newest policy, or those of `config.model.pretrained` as they are.
+
+    Raises UserError when the folder's model is not the configuration's.
+    """
+    if not run_dir:
+        return policy_of(load_params(locate(config.model.pretrained), setup.model, mesh), None, config.lora)
+    changed = run_folder.model_differences(run_dir, config)
+    if changed:
+        raise UserError(f"--run-dir {run_dir}: its model is not this configuration's ({'; '.join(changed)})")
+    base, params = policy_of_run(run_dir, mesh)
+    return policy_of(params, base, run_folder.read_config(run_dir).lora)

@@ -85,8 +85,13 @@ def make_cycle(setup: Setup) -> Callable[[State, Batch], tuple[State, Record]]:
     return cycle
 
 
-def decode(params, prompts: Prompts, keys_key: jax.Array, rows: jax.Array, setup: Setup, sampler=None) -> Trace:
-    """Completes rows `[B]`, each shard of rows in a loop of its own; row r's randomness is keyed by r alone."""
+def decode(
+    params, prompts: Prompts, keys_key: jax.Array, rows: jax.Array, setup: Setup, sampler=None, watch=None
+) -> Trace:
+    """Completes rows `[B]`, each shard of rows in a loop of its own; row r's randomness is keyed by r alone.
+
+    `watch` as in `sample`.
+    """
 
     def on_shard(whole, local):
         prompts, rows = local
@@ -99,6 +104,7 @@ def decode(params, prompts: Prompts, keys_key: jax.Array, rows: jax.Array, setup
             eos_id=setup.tokenizer.eos_id,
             sampler=sampler or setup.config.sampler,
             config=setup.model,
+            watch=watch,
         )
 
     return per_shard(on_shard, (params, keys_key), (prompts, rows))

@@ -1,0 +1,237 @@
+"""`dmpo bench sample`: every sampler on one model with random weights, side by side."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dmpo_jax.config import Config
+from dmpo_jax.diffusion.canvas import Prompts
+from dmpo_jax.diffusion.masking import row_keys
+from dmpo_jax.diffusion.sampler import SamplerConfig, Trace, sample
+from dmpo_jax.errors import UserError
+from dmpo_jax.model.denoiser import Cache, cached_hidden_states, head_logits, hidden_states
+from dmpo_jax.model.parameters import ModelConfig, init_params
+from dmpo_jax.training.flops import forward_flops, matmul_peak
+
+COLUMNS = (
+    "sampler", "seconds", "relative", "nfe", "tokens_per_second", "tokens_per_forward", "full_s", "cached_s", "head_s",
+    "overhead", "share_of_peak", "compile_s",
+)  # fmt: skip
+
+
+def samplers_for(base: SamplerConfig, model: ModelConfig) -> dict[str, SamplerConfig]:
+    """Every sampler that suits a family of models, with the block length, steps and temperature of `base`."""
+    shape = {"block_length": base.block_length, "stop_at_eos": False}
+    fixed = shape | {"steps": base.steps, "temperature": base.temperature}
+    free = shape | {"temperature": base.temperature}
+    drafted = shape | {"steps": base.steps, "drafts": 4}
+    if model.block_size:
+        return {
+            "static, no cache": SamplerConfig(**fixed),
+            "static": SamplerConfig(cache="block", **fixed),
+            "dynamic": SamplerConfig(cache="block", commit="dynamic", level=0.9, **fixed),
+            "sequential": SamplerConfig(cache="block", algorithm="left_to_right", **fixed),
+            "entropy bounded": SamplerConfig(
+                cache="block", algorithm="entropy", commit="entropy_sum", level=0.35, **free
+            ),
+            "drafts": SamplerConfig(cache="block", **drafted),
+        }
+    found = {
+        "low_confidence": SamplerConfig(**fixed),
+        "prefix cache": SamplerConfig(cache="prefix", **fixed),
+        "dual cache": SamplerConfig(cache="dual", **fixed),
+        "dual, vicinity 16": SamplerConfig(cache="dual", vicinity=16, **fixed),
+        "prefix, window 32": SamplerConfig(cache="prefix", suffix_window=32, **fixed),
+        "random": SamplerConfig(algorithm="random", **fixed),
+        "margin": SamplerConfig(algorithm="margin", **fixed),
+        "entropy": SamplerConfig(algorithm="entropy", **fixed),
+        "origin": SamplerConfig(algorithm="origin", **fixed),
+        "guidance": SamplerConfig(cfg_scale=1.0, **fixed),
+        "top-p 0.9": SamplerConfig(top_p=0.9, **fixed) if base.temperature else None,
+        "threshold, dual": SamplerConfig(cache="dual", commit="threshold", level=0.9, **free),
+        "factor, dual": SamplerConfig(cache="dual", commit="factor", level=1.0, **free),
+        "frechet, dual": SamplerConfig(cache="dual", commit="frechet", level=0.25, **free),
+        "entropy bound, dual": SamplerConfig(
+            cache="dual", algorithm="entropy", commit="entropy_bound", level=0.4, **free
+        ),
+        "drafts, dual": SamplerConfig(cache="dual", **drafted),
+    }
+    if not model.logits_shift:
+        found["wino"] = SamplerConfig(algorithm="wino", level=0.6, revoke=0.9, **shape)
+    return {name: sampler for name, sampler in (found | {"roar": SamplerConfig(algorithm="roar", **free)}).items() if sampler}
+
+
+def table(config: Config, repeats: int, prompt_width: int = 128, only: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Figures of every sampler (or of those named in `only`), as rows with the keys of COLUMNS.
+
+    `nfe` counts the forwards of the whole batch; `tokens_per_forward` the tokens pushed through the network by each, per
+    row. full_s, cached_s and head_s are so many forwards and heads timed by themselves; `overhead` is the share of the
+    seconds that they do not explain. Each sampler is timed in turn with the first, so `relative` (its tokens/s over the
+    first one's) is not moved by what else the machine does. Raises UserError on a name that there is none of.
+    """
+    if not config.model.vocab_size:
+        raise UserError("model.vocab_size = 0: dmpo bench sample makes up its tokens; set a size")
+    model, length = config.model, config.rollout.completion_length
+    rows = config.rollout.prompts * config.rollout.group
+    samplers = samplers_for(config.sampler, model)
+    for name in only:
+        if name not in samplers:
+            raise UserError(f'--only "{name}": no such sampler; there are {", ".join(samplers)}')
+    chosen = {name: s for name, s in samplers.items() if not only or name in only}
+    params = jax.jit(init_params, static_argnums=1)(jax.random.key(0), model)
+    mask_id, eos_id = model.vocab_size - 1, model.vocab_size - 2
+    tokens = jax.random.randint(jax.random.key(1), (rows, prompt_width), 0, eos_id)
+    inputs = (params, Prompts(tokens, jnp.full((rows,), prompt_width)), row_keys(jax.random.key(2), jnp.arange(rows)))
+    pieces = _Pieces(params, model, rows, prompt_width, length)
+    peak, out, first = matmul_peak(), [], None
+    for name, sampler in chosen.items():
+        sampler.validate(length)
+        sampler.validate_model(model)
+        program = jax.jit(
+            lambda p, q, k, sampler=sampler: sample(
+                p, q, k, length=length, mask_id=mask_id, eos_id=eos_id, sampler=sampler, config=model
+            )
+        )
+        start = time.perf_counter()
+        compiled = program.lower(*inputs).compile()
+        compile_s = time.perf_counter() - start
+        trace = jax.device_get(compiled(*inputs))
+        run = lambda compiled=compiled: compiled(*inputs)  # noqa: E731
+        first = first or run
+        seconds, yardstick = _in_turn(run, first, repeats)
+        figures = _explained(pieces, trace, sampler, prompt_width, length, repeats)
+        spent = sum(figures[key] for key in ("full_s", "cached_s", "head_s"))
+        flops = figures.pop("flops")
+        out.append({
+            "sampler": name,
+            "seconds": seconds,
+            "relative": yardstick / seconds,
+            "nfe": int(trace.passes[0]),
+            "tokens_per_second": rows * length / seconds,
+            "tokens_per_forward": float(trace.processed.sum() / trace.forwards.sum()),
+            **figures,
+            "overhead": 1 - spent / seconds,
+            "share_of_peak": flops / seconds / peak,
+            "compile_s": compile_s,
+        })  # fmt: skip
+    return {
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "jax": jax.__version__,
+        "rows": rows,
+        "prompt_width": prompt_width,
+        "completion_length": length,
+        "base": dataclasses.asdict(config.sampler),
+        "matmul_peak_flops": peak,
+        "samplers": out,
+    }
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The table in aligned columns."""
+    shown = [COLUMNS] + [
+        tuple(row[key] if isinstance(row[key], str) else f"{row[key]:.4g}" for key in COLUMNS)
+        for row in result["samplers"]
+    ]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(COLUMNS))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown)
+
+
+class _Pieces:
+    """Forwards of a window of tokens against the whole canvas, and heads, each timed by itself."""
+
+    def __init__(self, params: dict, model: ModelConfig, rows: int, prompt_width: int, length: int):
+        self._params, self.model, self.rows = params, model, rows
+        self.width = prompt_width + length
+        self._positions = jnp.broadcast_to(jnp.arange(self.width), (rows, self.width))
+        self._lengths = jnp.full((rows,), self.width)
+        self._seconds: dict[tuple[str, int], float] = {}
+
+    def _timed(self, kind: str, size: int, repeats: int, make: Callable[[], Callable]) -> float:
+        if (kind, size) not in self._seconds:
+            run = make()
+            jax.block_until_ready(run())
+            self._seconds[kind, size] = _median(run, repeats)
+        return self._seconds[kind, size]
+
+    def forward(self, size: int, repeats: int) -> float:
+        """Seconds of one forward of `size` slots of every row."""
+        rest = (self._positions, self._lengths)
+        tokens = jnp.zeros((self.rows, min(size, self.width)), jnp.int32)
+
+        def whole() -> Callable:
+            call = jax.jit(hidden_states, static_argnums=4)
+            return lambda: call(self._params, tokens, *rest, self.model)
+
+        def window() -> Callable:
+            m = self.model
+            shape = (m.n_layers, self.rows, m.kv_heads, self.width, m.head_size)
+            cache = Cache(*(jnp.zeros(shape, jnp.dtype(m.dtype)) for _ in range(2)))
+            call = jax.jit(lambda p, t, positions, lengths, c: cached_hidden_states(p, t, 0, positions, lengths, c, m)[0])
+            return lambda: call(self._params, tokens, *rest, cache)
+
+        return self._timed("forward", size, repeats, whole if size >= self.width else window)
+
+    def head(self, size: int, repeats: int) -> float:
+        """Seconds of the head at `size` positions of every row."""
+        hidden = jnp.ones((self.rows, size, self.model.d_model), jnp.dtype(self.model.dtype))
+        call = jax.jit(head_logits, static_argnums=2)
+        return self._timed("head", size, repeats, lambda: lambda: call(self._params, hidden, self.model))
+
+
+def _explained(pieces: _Pieces, trace: Trace, sampler: SamplerConfig, prompt_width: int, length: int, repeats: int):
+    """Seconds that a run's forwards and heads take by themselves, and their FLOPs."""
+    block, passes, width = sampler.block_length or length, int(trace.passes[0]), pieces.width
+    blocks, copies = length // block, 2 if sampler.cfg_scale else 1
+    depth = sampler.drafts or 1
+    if sampler.cache == "none":
+        sizes = {width: float(passes)}
+    elif sampler.cache == "block":
+        sizes = {prompt_width: 1.0, 2 * block: float(blocks), depth * block: float(passes - blocks - 1)}
+    elif sampler.cache == "dual":
+        again = depth * min(block + 2 * sampler.vicinity, length)
+        sizes = {width: float(blocks), again: float(passes - blocks)}
+    else:
+        # Passes of each block, from the steps at which its tokens were committed.
+        last = trace.step.reshape(len(trace.step), blocks, block).max(axis=2)
+        each = np.diff(last, axis=1, prepend=-1).max(axis=0) - 1
+        reach = block + (sampler.suffix_window or length)
+        sizes = {width: float(blocks)}
+        for b in range(blocks):
+            size = depth * min(reach, length - b * block)
+            sizes[size] = sizes.get(size, 0.0) + float(each[b])
+    full = sizes.pop(width, 0.0)
+    scored = 1 if sampler.algorithm == "roar" else block * (2 if sampler.algorithm == "wino" else depth)
+    rows, model = pieces.rows * copies, pieces.model
+    flops = full * forward_flops(model, rows, width, 0) + passes * forward_flops(model, rows, 0, scored)
+    for size, count in sizes.items():
+        queries = forward_flops(model, rows, size, 0) + 4.0 * rows * model.n_layers * model.n_heads * model.head_size * (
+            size * (width - size)
+        )
+        flops += count * queries
+    return {
+        "full_s": copies * full * pieces.forward(width, repeats),
+        "cached_s": copies * sum(count * pieces.forward(size, repeats) for size, count in sizes.items() if count),
+        "head_s": copies * passes * pieces.head(scored, repeats),
+        "flops": flops,
+    }
+
+
+def _in_turn(one: Callable, other: Callable, repeats: int) -> tuple[float, float]:
+    """Median seconds of both, run alternately."""
+    timed: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        for run, into in zip((one, other), timed, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            into.append(time.perf_counter() - start)
+    return statistics.median(timed[0]), statistics.median(timed[1])
+
+
+def _median(run: Callable, repeats: int) -> float:
+    return _in_turn(run, lambda: 0, repeats)[0]
