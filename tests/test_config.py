@@ -34,9 +34,11 @@ def test_strings_with_quotes_and_unicode_survive():
 
 
 def test_overrides_and_extends(tmp_path):
-    (tmp_path / "base.toml").write_text('[run]\nseed = 3\ncycles = 5\n[model]\nd_model = 32\n')
+    (tmp_path / "base.toml").write_text("[run]\nseed = 3\ncycles = 5\n[model]\nd_model = 32\n")
     (tmp_path / "leaf.toml").write_text('extends = "base.toml"\n[run]\ncycles = 7\n')
-    config = load_config(tmp_path / "leaf.toml", ["optimizer.learning_rate=1", "task.name=countdown", "rollout.group=4"])
+    config = load_config(
+        tmp_path / "leaf.toml", ["optimizer.learning_rate=1", "task.name=countdown", "rollout.group=4"]
+    )
     assert (config.run.seed, config.run.cycles, config.model.d_model) == (3, 7, 32)
     assert config.optimizer.learning_rate == 1.0 and isinstance(config.optimizer.learning_rate, float)
     assert config.task.name == "countdown" and config.rollout.group == 4
@@ -68,6 +70,10 @@ BAD = {
     "accumulation": ({"rollout": {"accumulation": 3}}, ["rollout.accumulation = 3", "rollout.prompts = 16"]),
     "learning rate": ({"optimizer": {"learning_rate": -1.0}}, ["optimizer.learning_rate"]),
     "schedule": ({"optimizer": {"schedule": "step"}}, ["optimizer.schedule", "cosine"]),
+    "warmup": (
+        {"optimizer": {"schedule": "cosine", "warmup": 9}, "run": {"cycles": 1}},
+        ["optimizer.warmup = 9", "8 updates"],
+    ),
     "cycles": ({"run": {"cycles": 0}}, ["run.cycles", "1 or more"]),
     "careless": ({"task": {"careless": 1.5}}, ["task.careless", "1.5"]),
     "model": ({"model": {"d_model": 10}}, ["model.d_model", "n_heads"]),

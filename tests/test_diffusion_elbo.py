@@ -117,9 +117,7 @@ def test_drawn_masks_have_a_uniform_count_and_are_complementary():
 def test_published_law_moments_at_256():
     """Mean mask fraction 0.500 and mean square 0.320 of the pair average (uniform: 0.333)."""
     length, rows = 256, 4000
-    masks = draw_masks(
-        row_keys(jax.random.key(1), jnp.arange(rows)), jnp.ones((rows, length), bool), 2, "published"
-    )
+    masks = draw_masks(row_keys(jax.random.key(1), jnp.arange(rows)), jnp.ones((rows, length), bool), 2, "published")
     share = np.asarray(masks.masked).mean(-1)
     assert share.mean() == pytest.approx(0.5, abs=1e-6)
     assert (share**2).mean() == pytest.approx(0.320, abs=0.004)
@@ -190,7 +188,9 @@ def test_no_array_of_rows_by_length_by_vocabulary(tiny_model):
     loss = lambda p: jnp.sum(elbo(p, prompts, tokens, masks, live, mask_id=MASK, config=config, chunk=chunk))  # noqa: E731
     text = jax.jit(jax.grad(loss)).lower(params).compile().as_text()
     sizes = [
-        math.prod(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text) if "1009" in dims.split(",")
+        math.prod(map(int, dims.split(",")))
+        for dims in re.findall(r"f32\[([\d,]+)\]", text)
+        if "1009" in dims.split(",")
     ]
     assert max(sizes) <= rows * chunk * 1009
 

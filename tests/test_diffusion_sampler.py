@@ -9,8 +9,9 @@ from reference_model import forward, log_softmax
 
 from dmpo_jax.diffusion.canvas import Prompts, live_positions
 from dmpo_jax.diffusion.masking import row_keys
+from dmpo_jax.diffusion.proposal import KeyedNoise, propose
 from dmpo_jax.diffusion.sampler import SamplerConfig, sample
-from dmpo_jax.diffusion.selection import propose, top_ranked, transfer_schedule
+from dmpo_jax.diffusion.selection import top_ranked, transfer_schedule
 from dmpo_jax.diffusion.trajectory import trajectory_log_probs
 from dmpo_jax.errors import UserError
 
@@ -48,8 +49,9 @@ def test_top_ranked_takes_the_best_allowed_and_the_lowest_index_of_ties():
 def test_proposals_follow_the_tempered_softmax(temperature):
     logits = jnp.array([0.0, 1.0, -1.0, 2.0, -jnp.inf])
     draws = 40_000
-    keys = row_keys(jax.random.key(0), jnp.arange(draws))
-    found = propose(jnp.broadcast_to(logits, (draws, 1, 5)), keys, temperature)
+    noise = KeyedNoise(row_keys(jax.random.key(0), jnp.arange(draws)))
+    noise = noise.gumbel(jnp.zeros(draws, jnp.int32), 1, 5)
+    found = propose(jnp.broadcast_to(logits, (draws, 1, 5)), noise, temperature)
     share = np.bincount(np.asarray(found)[:, 0], minlength=5) / draws
     np.testing.assert_allclose(share, jax.nn.softmax(logits / temperature), atol=0.01)
 
@@ -85,7 +87,7 @@ def test_greedy_decoding_equals_the_reference(tiny_model, block, steps):
 
 @pytest.mark.parametrize("algorithm", ["low_confidence", "random", "roar"])
 def test_every_sampler_fills_everything_and_never_proposes_the_mask(tiny_model, algorithm):
-    config, params = tiny_model
+    _, params = tiny_model
     eager = {**params, "head": params["head"].at[:, MASK].add(3.0)}  # a policy that would love to say "mask"
     sampler = SamplerConfig(algorithm=algorithm, block_length=4, temperature=1.0, stop_at_eos=False)
     trace = run(tiny_model, sampler, params=eager)
@@ -158,7 +160,7 @@ def test_temperature_zero_is_deterministic_and_above_zero_is_not(tiny_model):
 
 @pytest.mark.parametrize("algorithm", ["low_confidence", "random", "roar"])
 def test_early_stop_keeps_the_text_before_the_end(tiny_model, algorithm):
-    config, params = tiny_model
+    _, params = tiny_model
     ending = {**params, "head": params["head"].at[:, EOS].add(0.5)}
     full = SamplerConfig(algorithm=algorithm, block_length=2, temperature=1.0, stop_at_eos=False)
     stopped = run(tiny_model, dataclasses.replace(full, stop_at_eos=True), length=12, params=ending)

@@ -157,15 +157,12 @@ def test_flips_are_counted_only_on_complete_files(tmp_path):
 def test_several_seeds_share_charts_and_pretraining_stands_apart(tmp_path):
     runs = [make_run(tmp_path / f"seed-{i}", after=a) for i, a in enumerate((0.8, 0.85, 0.9))]
     pretrain = tmp_path / "pretrain"
-    write_lines(
-        pretrain / "metrics.jsonl", [{"cycle": c, "updates": c, "loss": 2 - c / 10} for c in range(5)]
-    )
+    write_lines(pretrain / "metrics.jsonl", [{"cycle": c, "updates": c, "loss": 2 - c / 10} for c in range(5)])
     html = report(tmp_path, *runs, pretrain)
     page = Page(html)
     text = spaced(page)
     assert (
-        "Mean of 3 runs: exact solves 41.0 % before, 85.0 % after, +44.0 points "
-        "(lowest run +39.0, highest +49.0)."
+        "Mean of 3 runs: exact solves 41.0 % before, 85.0 % after, +44.0 points (lowest run +39.0, highest +49.0)."
     ) in text
     assert "pretrain (pretraining): no test results. Loss: 2.000 first, 1.600 last. 5 cycles on file" in text
     training, rest = html.split("<h2>Pretraining curves (denoising loss)</h2>")
@@ -334,9 +331,7 @@ def test_puzzle_cells_takes_the_last_grid_of_the_prompt():
 def test_sudoku_grid_marks_cells_without_relying_on_colour():
     # Cell 1 (blank, holds 2) is wrong; cell 0 (a clue) was overwritten; the other seven blanks are right.
     grid = sudoku_grid("1030300200430001", "4" + "3" + "34341221434321"[:13] + "1", SOLUTION)
-    wrong = re.findall(
-        r'<td class="wrong">(.)<span class="mark" role="img" aria-label="wrong">×</span>', grid
-    )
+    wrong = re.findall(r'<td class="wrong">(.)<span class="mark" role="img" aria-label="wrong">×</span>', grid)
     assert wrong == ["4", "3"]
     assert "<b>3</b>" in grid and grid.count('class="right"') == 8 and "8 of 9 blanks right" in grid
     solved = sudoku_grid("1030300200430001", "1" * 16, SOLUTION, solved=True)

@@ -31,9 +31,7 @@ def test_golden_weights(alpha, weights, ess, individual):
 
 def test_golden_group_baseline():
     w = group.weights(REWARDS, LOG_RATIO, 0.04, 1.0, MASS)
-    np.testing.assert_allclose(
-        (w - group.group_baseline(MASS))[0], (-0.202574, -0.25, -0.25, 0.702574), atol=1e-6
-    )
+    np.testing.assert_allclose((w - group.group_baseline(MASS))[0], (-0.202574, -0.25, -0.25, 0.702574), atol=1e-6)
 
 
 def test_against_float64_softmax():
@@ -45,9 +43,7 @@ def test_against_float64_softmax():
     mass = jnp.zeros((5, 6))
     found = group.weights(jnp.float32(r), jnp.float32(d), 0.3, 0.7, mass)
     np.testing.assert_allclose(found, wanted, atol=2e-6)
-    np.testing.assert_allclose(
-        group.effective_sample_size(found, mass), 1 / (6 * (wanted**2).sum(1)), rtol=1e-5
-    )
+    np.testing.assert_allclose(group.effective_sample_size(found, mass), 1 / (6 * (wanted**2).sum(1)), rtol=1e-5)
     theta, v = rng.normal(size=(5, 6)), rng.normal(size=(5, 6))
     model = np.exp(theta - v)
     np.testing.assert_allclose(
@@ -56,12 +52,16 @@ def test_against_float64_softmax():
 
 
 def test_groups_do_not_mix():
-    both = group.weights(jnp.tile(REWARDS, (2, 1)).at[1].set(0.0), jnp.tile(LOG_RATIO, (2, 1)), 0.04, 1.0, jnp.zeros((2, 4)))
+    both = group.weights(
+        jnp.tile(REWARDS, (2, 1)).at[1].set(0.0), jnp.tile(LOG_RATIO, (2, 1)), 0.04, 1.0, jnp.zeros((2, 4))
+    )
     np.testing.assert_allclose(both[0], group.weights(REWARDS, LOG_RATIO, 0.04, 1.0, MASS)[0], rtol=1e-6)
     np.testing.assert_allclose(jnp.sum(both, axis=1), 1.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rewards", [(1.0, np.nan, 0.0, 0.0), (1.0, np.inf, 0.0, 0.0), (np.nan,) * 4, (1.0, *(np.nan,) * 3)])
+@pytest.mark.parametrize(
+    "rewards", [(1.0, np.nan, 0.0, 0.0), (1.0, np.inf, 0.0, 0.0), (np.nan,) * 4, (1.0, *(np.nan,) * 3)]
+)
 def test_bad_rewards_leave_only_their_own_row_out(rewards):
     rewards = jnp.array([rewards])
     mass = group.log_mass_of(rewards)

@@ -79,7 +79,9 @@ def test_official_weights(case, alpha, coefficient, size):
     np.testing.assert_allclose(negative.ravel(), data[f"{case}/negative_advantages"].ravel(), rtol=2e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(("case", "target", "alpha"), [("alpha0.5_ada0.8_g8", 0.8, 0.5), ("alpha0.04_ada0.8_g8", 0.8, 0.04)])
+@pytest.mark.parametrize(
+    ("case", "target", "alpha"), [("alpha0.5_ada0.8_g8", 0.8, 0.5), ("alpha0.04_ada0.8_g8", 0.8, 0.04)]
+)
 def test_official_adaptive_coefficient(case, target, alpha):
     """With one group per device, the official coefficient is the group's own."""
     data = np.load(FIXTURES / "weights.npz")

@@ -108,16 +108,12 @@ def mutate(rng, raw):
 def complete(rng, answer):
     """A completion round an answer, in one of the ways that models write it."""
     for _ in range(rng.choice((0, 0, 0, 1, 1, 2))):
-        left, right = rng.choice(
-            ((rb"\boxed{", b"}"), (b"$", b"$"), (rb"\(", rb"\)"), (rb"\[", rb"\]"), (b"\n", b" "))
-        )
+        left, right = rng.choice(((rb"\boxed{", b"}"), (b"$", b"$"), (rb"\(", rb"\)"), (rb"\[", rb"\]"), (b"\n", b" ")))
         answer = left + answer + right
     before = rng.choice(
         (b"", b"so ", b"<answer>1</answer>", b"<reasoning>3+4</reasoning>\n", b"</answer>", b"<answer>")
     )
-    after = rng.choice(
-        (b"", b"<|eot_id|>", b"<|endoftext|><answer>0</answer>", b"</answer>", b" <answer>", b" done")
-    )
+    after = rng.choice((b"", b"<|eot_id|>", b"<|endoftext|><answer>0</answer>", b"</answer>", b" <answer>", b" done"))
     raw = before + b"<answer>" + answer + b"</answer>" + after
     return (mutate(rng, raw) if rng.random() < 0.5 else raw)[:WIDTH]
 
@@ -226,9 +222,7 @@ def random_expression(rng, numbers):
     rng.shuffle(parts)
     while len(parts) > 1:
         at = rng.randrange(len(parts) - 1)
-        operator = rng.choice(
-            (b"+", b"-", b"*", b"/", b" + ", b" - ", rb"\times ", "÷".encode(), "−".encode(), b"*-")
-        )
+        operator = rng.choice((b"+", b"-", b"*", b"/", b" + ", b" - ", rb"\times ", "÷".encode(), "−".encode(), b"*-"))
         joined = parts[at] + operator + parts[at + 1]
         if rng.random() < 0.5:
             left, right = rng.choice(
@@ -296,9 +290,7 @@ def sudoku_case(rng, puzzles):
     truth = dict(rng.choice(puzzles))
     if rng.random() < 0.3:  # drop clues, so that other grids may be right too
         truth["puzzle"] = "".join(c if rng.random() < 0.6 else "0" for c in truth["puzzle"])
-    answer = rng.choice(
-        (truth["solution"], truth["solution"], rng.choice(puzzles)["solution"], truth["puzzle"])
-    )
+    answer = rng.choice((truth["solution"], truth["solution"], rng.choice(puzzles)["solution"], truth["puzzle"]))
     kind = rng.randrange(5)
     if kind == 0:
         place = rng.randrange(16)

@@ -28,10 +28,7 @@ def grade_on_device(task, texts, features, width):
 
 def spans(texts, width=160):
     span, size = jax.jit(bytes.answer_span)(*pack(texts, width))
-    return [
-        row[:n].tobytes() if n <= text.SPAN_BYTES else int(n)
-        for row, n in zip(np.array(span), size, strict=True)
-    ]
+    return [row[:n].tobytes() if n <= text.SPAN_BYTES else int(n) for row, n in zip(np.array(span), size, strict=True)]
 
 
 def test_to_bytes_matches_a_loop_over_tokens():

@@ -203,9 +203,7 @@ def test_shared_cases():
     texts, truths = [case["completion"] for case in cases], [case["truth"] for case in cases]
     on_device = device_grades([text.encode() for text in texts], truths)
     for case, device in zip(cases, on_device, strict=True):
-        assert (
-            TASK.grade_text(case["completion"], TASK.features(case["truth"]))["reward"] == case["verdict"]
-        ), case
+        assert TASK.grade_text(case["completion"], TASK.features(case["truth"]))["reward"] == case["verdict"], case
         assert device["reward"] == case["verdict"], case
 
 
@@ -218,9 +216,7 @@ def test_published_generations():
     truths = [dict(zip(("numbers", "target"), item["ground_truth"], strict=True)) for item in items]
     texts = [item["generations"] for item in items]
     host = [TASK.grade_text(text, TASK.features(truth)) for text, truth in zip(texts, truths, strict=True)]
-    device = grade_on_device(
-        TASK, [text.encode() for text in texts], [features(truth, 3) for truth in truths], 4096
-    )
+    device = grade_on_device(TASK, [text.encode() for text in texts], [features(truth, 3) for truth in truths], 4096)
     assert host == device
     assert (len(host), sum(row["reward"] for row in host), sum(row["format"] for row in host)) == (
         256,
@@ -287,9 +283,7 @@ def test_device_is_exact_at_the_largest_values_allowed():
         for target in (value.numerator, value.numerator // value.denominator):
             truths.append({"numbers": numbers, "target": target})
             texts.append(tag(expression))
-    expected = [
-        TASK.grade_text(text, TASK.features(truth)) for text, truth in zip(texts, truths, strict=True)
-    ]
+    expected = [TASK.grade_text(text, TASK.features(truth)) for text, truth in zip(texts, truths, strict=True)]
     assert device_grades([text.encode() for text in texts], truths) == expected
     assert any(row["reward"] for row in expected)
 
@@ -357,9 +351,7 @@ def test_solve_agrees_with_all_bracketings_of_three_numbers():
                     parsed = parse(text.encode())
                     if parsed.denominator:
                         reachable.add(Fraction(parsed.numerator, parsed.denominator))
-        assert {t for t in range(-20, 100) if solve(numbers, t)} == {
-            t for t in range(-20, 100) if t in reachable
-        }
+        assert {t for t in range(-20, 100) if solve(numbers, t)} == {t for t in range(-20, 100) if t in reachable}
 
 
 def test_wrong_expression_uses_the_numbers_and_misses():
@@ -381,9 +373,7 @@ def test_drawn_items_are_solved_distinct_and_follow_the_recipe():
         assert value == target
         assert 1 <= target <= 100
     # Share solvable with + and - alone: 0.897 for this recipe, 0.895 in the published test file.
-    sums = np.mean(
-        [any(a + s * b + t * c in (n, -n) for s in (1, -1) for t in (1, -1)) for (a, b, c), n, _ in items]
-    )
+    sums = np.mean([any(a + s * b + t * c in (n, -n) for s in (1, -1) for t in (1, -1)) for (a, b, c), n, _ in items])
     assert abs(sums - 0.897) < 0.02
     assert abs(np.mean([n for numbers, _, _ in items for n in numbers]) - 50.5) < 1.0
 
@@ -405,9 +395,7 @@ def test_splits_share_no_item_whatever_the_seed():
 
 
 def as_text(examples):
-    return [
-        (e.prompt, e.demonstration, e.truth, {k: v.tolist() for k, v in e.features.items()}) for e in examples
-    ]
+    return [(e.prompt, e.demonstration, e.truth, {k: v.tolist() for k, v in e.features.items()}) for e in examples]
 
 
 def test_examples_are_a_function_of_config_and_split():

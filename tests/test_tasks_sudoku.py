@@ -116,9 +116,7 @@ def test_shared_cases():
         assert on_device["reward"] == pytest.approx(case["verdict"]), case
 
 
-@pytest.mark.parametrize(
-    "piece", ["1", "0 ", "(", "9" * 100, "<answer>", "\\boxed{", "�", "\ud800", "|", "$"]
-)
+@pytest.mark.parametrize("piece", ["1", "0 ", "(", "9" * 100, "<answer>", "\\boxed{", "�", "\ud800", "|", "$"])
 def test_hostile_text_takes_under_ten_milliseconds(piece):
     item = TASK.features(TRUTH)
     text = piece * (10_000 // len(piece))

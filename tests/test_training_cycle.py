@@ -96,7 +96,9 @@ def test_one_program_without_callbacks_that_reuses_its_state():
     mesh = make_mesh((8, 1, 1))
     with jax.set_mesh(mesh):
         state = fresh_state(setup, mesh)
-        compiled = jax.jit(make_cycle(setup), donate_argnums=0).lower(state, place(batches_of(setup)[0], mesh)).compile()
+        compiled = (
+            jax.jit(make_cycle(setup), donate_argnums=0).lower(state, place(batches_of(setup)[0], mesh)).compile()
+        )
     text = compiled.as_text()
     assert not re.search(r'custom_call_target="[^"]*callback', text)
     assert "outfeed" not in text and "infeed" not in text

@@ -170,7 +170,16 @@ def test_a_run_may_be_made_longer(folder):
 
 def test_kill_9_at_random_moments_then_the_same_command(folder):
     """Three kills, cycles lost with each; the end equals the unbroken run's, bit for bit."""
-    command = ("train", "dmpo.toml", "--set", "run.cycles=60", "--set", "checkpoint.every=7", "--set", "evaluation.every=9")
+    command = (
+        "train",
+        "dmpo.toml",
+        "--set",
+        "run.cycles=60",
+        "--set",
+        "checkpoint.every=7",
+        "--set",
+        "evaluation.every=9",
+    )
     code, _, err = finish(dmpo(*command, "--run-dir", "unbroken", cwd=folder))
     assert code == 0, err
     dice, run_dir = random.Random(5), folder / "killed"
@@ -185,7 +194,9 @@ def test_kill_9_at_random_moments_then_the_same_command(folder):
     code, out, err = finish(dmpo(*command, "--run-dir", "killed", cwd=folder))
     assert code == 0, err
     assert "resuming" in out
-    assert without_times(lines(run_dir / "metrics.jsonl")) == without_times(lines(folder / "unbroken" / "metrics.jsonl"))
+    assert without_times(lines(run_dir / "metrics.jsonl")) == without_times(
+        lines(folder / "unbroken" / "metrics.jsonl")
+    )
     assert lines(run_dir / "samples.jsonl") == lines(folder / "unbroken" / "samples.jsonl")
     jax.tree.map(np.testing.assert_array_equal, final_params(run_dir), final_params(folder / "unbroken"))
 
@@ -233,7 +244,16 @@ def test_training_on_a_csv_file(folder):
         solution = "".join(map(str, grid))
         rows.append(f"{'0' * 4}{solution[4:]},{solution}")
     (folder / "train.csv").write_text("\n".join(rows) + "\n")
-    command = ("train", "pretrain.toml", "--run-dir", "csv", "--set", "task.train_file=train.csv", "--set", "run.cycles=2")
+    command = (
+        "train",
+        "pretrain.toml",
+        "--run-dir",
+        "csv",
+        "--set",
+        "task.train_file=train.csv",
+        "--set",
+        "run.cycles=2",
+    )
     code, _, err = finish(dmpo(*command, cwd=folder))
     assert code == 0, err
     assert lines(folder / "csv" / "metrics.jsonl")[0]["loss"] != lines(folder / "pretrain" / "metrics.jsonl")[0]["loss"]
@@ -298,7 +318,9 @@ def test_bad_input_gets_one_line_and_code_2(refused, folder):
 def test_start_from_a_folder_without_checkpoint(refused, folder):
     (folder / "hollow").mkdir(exist_ok=True)
     (folder / "hollow" / "config.toml").write_text((folder / "pretrain" / "config.toml").read_text())
-    message = refused("train", "dmpo.toml", "--run-dir", "refused2", "--set", "run.start_from=hollow", "--set", "mesh.data=8")
+    message = refused(
+        "train", "dmpo.toml", "--run-dir", "refused2", "--set", "run.start_from=hollow", "--set", "mesh.data=8"
+    )
     assert "hollow" in message and "checkpoint" in message
 
 

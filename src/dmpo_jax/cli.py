@@ -59,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     sampling.add_argument("--watch", action="store_true", help="draw every denoising step on stderr")
 
     importer = command("import", _import, "Check a checkpoint's every name and shape, and copy it.", config=False)
-    importer.add_argument("source", metavar="SRC", help="folder with config.json and *.safetensors, or a hub id owner/name")
+    importer.add_argument(
+        "source", metavar="SRC", help="folder with config.json and *.safetensors, or a hub id owner/name"
+    )
     importer.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder, for model.pretrained")
     importer.add_argument("--dtype", choices=("float32", "bfloat16"), default="", help="default: the source's")
 
@@ -76,7 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = command("bench", _bench, "Seconds by phase of a cycle, or (sample) of every sampler.", config=False)
     bench.add_argument("what", nargs="?", choices=("sample",), help="compare samplers instead")
     with_settings(bench)
-    bench.add_argument("--prompt-width", type=int, metavar="N", help="sample: tokens of its made-up prompts; default: 128")
+    bench.add_argument(
+        "--prompt-width", type=int, metavar="N", help="sample: tokens of its made-up prompts; default: 128"
+    )
     bench.add_argument("--only", metavar="NAME[;NAME]", help="sample: these samplers instead of all")
     bench.add_argument("--repeats", type=int, default=5, help="timed runs of each phase; the median is reported")
     bench.add_argument("--out", type=Path, metavar="FILE.json")

@@ -44,12 +44,16 @@ class TokenizerConfig:
 
     kind: str = "character"
     template: str = ""  # chat template of prompts: "" is the family's, "none" sends them as they are
-    truncation: str = "refuse"  # of prompts wider than the widest bucket: refuse, or cut them "left" or "right" and say so
+    truncation: str = (
+        "refuse"  # of prompts wider than the widest bucket: refuse, or cut them "left" or "right" and say so
+    )
 
     def validate(self) -> None:
         """Raises UserError on a setting out of range."""
         if self.template and self.kind != "pretrained":
-            raise UserError(f'tokenizer.template = "{self.template}": tokenizer {self.kind} has no chat template; leave it out')
+            raise UserError(
+                f'tokenizer.template = "{self.template}": tokenizer {self.kind} has no chat template; leave it out'
+            )
         if self.template and self.template not in TEMPLATES:
             raise UserError(f'tokenizer.template = "{self.template}": expected one of {", ".join(TEMPLATES)}')
         if self.truncation not in ("refuse", "left", "right"):
@@ -180,6 +184,12 @@ class Config:
         self.sampler.validate(self.rollout.completion_length)
         self.sampler.validate_model(self.model)
         self.objective.validate(self.rollout.group)
+        updates = self.run.cycles * self.objective.updates
+        if self.optimizer.schedule == "cosine" and self.optimizer.warmup >= updates:
+            raise UserError(
+                f"optimizer.warmup = {self.optimizer.warmup}: expected less than the run's {updates} updates "
+                "(run.cycles x objective.updates), of which the cosine schedule takes the rest"
+            )
         if getattr(self.objective, "log_ratio", "") == "trajectory" and self.sampler.algorithm != "roar":
             raise UserError(
                 f'objective.log_ratio = "trajectory" needs sampler.algorithm = "roar", found "{self.sampler.algorithm}"; '
@@ -307,7 +317,9 @@ def _override(text: str) -> tuple[str, str, Any]:
 def _objective(table: dict) -> type:
     name = table.get("name", "dmpo")
     if name not in OBJECTIVES:
-        raise UserError(f'objective.name = "{name}": expected one of {", ".join(OBJECTIVES)}{_nearest(name, OBJECTIVES)}')
+        raise UserError(
+            f'objective.name = "{name}": expected one of {", ".join(OBJECTIVES)}{_nearest(name, OBJECTIVES)}'
+        )
     return OBJECTIVES[name].Config
 
 

@@ -12,6 +12,7 @@ from dmpo_jax.diffusion.forward import completion_hidden
 from dmpo_jax.diffusion.masking import Masks
 from dmpo_jax.model.denoiser import head_logits
 from dmpo_jax.model.parameters import ModelConfig
+from dmpo_jax.parallel import mesh as meshes
 
 
 def token_log_probs(
@@ -59,7 +60,8 @@ def masked_log_probs(
     half = replicates // 2
     shown = jnp.where(masked | ~live[:, None], mask_id, completion[:, None])  # [B, R, L]
     hidden = completion_hidden(params, shown.reshape(-1, length), repeat(prompts, replicates), config)
-    hidden = hidden.reshape(batch, replicates, length, -1)
+    shape = (batch, replicates, length, config.d_model)
+    hidden = jnp.reshape(hidden, shape, out_sharding=meshes.activation(("rows", None, None, None), shape))
     packed = jnp.where(masked[:, :half, :, None], hidden[:, :half], hidden[:, half:])
     targets = jnp.broadcast_to(completion[:, None], (batch, half, length))
     return token_log_probs(params, packed, targets, config, chunk)

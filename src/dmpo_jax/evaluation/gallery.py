@@ -94,9 +94,7 @@ def card(title: str, answers: list[tuple[str, dict[str, Any]]]) -> str:
         if "truth" in item:
             question += f'<p class="small">expected: <code>{visible(item["truth"], 300)}</code></p>'
     shown = "".join(_answer(answer, label) for label, answer in answers)
-    return (
-        f'<div class="card"><h3>{html.escape(title)}</h3>{question}<div class="answers">{shown}</div></div>'
-    )
+    return f'<div class="card"><h3>{html.escape(title)}</h3>{question}<div class="answers">{shown}</div></div>'
 
 
 def gallery(run: RunFolder) -> str:
@@ -107,9 +105,7 @@ def gallery(run: RunFolder) -> str:
         total = max(len(before), len(after))
         chosen = _evenly(total)
         for i in chosen:
-            pair = [
-                (label, items[i]) for label, items in (("before", before), ("after", after)) if i < len(items)
-            ]
+            pair = [(label, items[i]) for label, items in (("before", before), ("after", after)) if i < len(items)]
             if len(pair) == 2 and pair[0][1].get("prompt") != pair[1][1].get("prompt"):
                 cards += [card(f"test item {i + 1}", [one]) for one in pair]
             else:

@@ -27,9 +27,7 @@ def write_report(run_dirs: list[Path], out: Path) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"cannot write the report to {out} ({error.strerror}); give a writable file"
-        ) from None
+        raise UserError(f"cannot write the report to {out} ({error.strerror}); give a writable file") from None
 
 
 def _page(runs: list[RunFolder]) -> str:
@@ -48,8 +46,7 @@ def _page(runs: list[RunFolder]) -> str:
         _section(
             "Answers",
             "".join(
-                _collapsed(run, body, open_=i == 0)
-                for i, (run, body) in enumerate((r, b) for r, b in galleries if b)
+                _collapsed(run, body, open_=i == 0) for i, (run, body) in enumerate((r, b) for r, b in galleries if b)
             ),
         ),
         _section("Configuration", "".join(_configuration(run) for run in runs)),

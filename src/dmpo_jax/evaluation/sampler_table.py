@@ -64,7 +64,11 @@ def samplers_for(base: SamplerConfig, model: ModelConfig) -> dict[str, SamplerCo
     }
     if not model.logits_shift:
         found["wino"] = SamplerConfig(algorithm="wino", level=0.6, revoke=0.9, **shape)
-    return {name: sampler for name, sampler in (found | {"roar": SamplerConfig(algorithm="roar", **free)}).items() if sampler}
+    return {
+        name: sampler
+        for name, sampler in (found | {"roar": SamplerConfig(algorithm="roar", **free)}).items()
+        if sampler
+    }
 
 
 def table(config: Config, repeats: int, prompt_width: int = 128, only: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -172,7 +176,9 @@ class _Pieces:
             m = self.model
             shape = (m.n_layers, self.rows, m.kv_heads, self.width, m.head_size)
             cache = Cache(*(jnp.zeros(shape, jnp.dtype(m.dtype)) for _ in range(2)))
-            call = jax.jit(lambda p, t, positions, lengths, c: cached_hidden_states(p, t, 0, positions, lengths, c, m)[0])
+            call = jax.jit(
+                lambda p, t, positions, lengths, c: cached_hidden_states(p, t, 0, positions, lengths, c, m)[0]
+            )
             return lambda: call(self._params, tokens, *rest, cache)
 
         return self._timed("forward", size, repeats, whole if size >= self.width else window)
@@ -210,9 +216,9 @@ def _explained(pieces: _Pieces, trace: Trace, sampler: SamplerConfig, prompt_wid
     rows, model = pieces.rows * copies, pieces.model
     flops = full * forward_flops(model, rows, width, 0) + passes * forward_flops(model, rows, 0, scored)
     for size, count in sizes.items():
-        queries = forward_flops(model, rows, size, 0) + 4.0 * rows * model.n_layers * model.n_heads * model.head_size * (
-            size * (width - size)
-        )
+        queries = forward_flops(
+            model, rows, size, 0
+        ) + 4.0 * rows * model.n_layers * model.n_heads * model.head_size * (size * (width - size))
         flops += count * queries
     return {
         "full_s": copies * full * pieces.forward(width, repeats),

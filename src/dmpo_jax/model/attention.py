@@ -18,8 +18,8 @@ def attend(
 
     q `[B, H, Q, E]`, k and v `[B, K, S, E]` with H a multiple of K (query head i reads key head i // (H / K)),
     lengths `int32[B]`. `blocks` holds the block numbers `int32[B, Q]` of queries and `int32[B, S]` of keys; a query
-    then sees no later block. `visible bool[Q or 1, S]` hides more keys, alike in every row. Returns `[B, H, Q, E]`. Scores and softmax are fp32; probabilities are cast to v's dtype
-    and the second product accumulates in fp32.
+    then sees no later block. `visible bool[Q or 1, S]` hides more keys, alike in every row. Returns `[B, H, Q, E]`.
+    Scores and softmax are fp32; probabilities are cast to v's dtype and the second product accumulates in fp32.
     """
     heads, size = q.shape[1], q.shape[3]
     kv_heads, keys = k.shape[1], k.shape[2]

@@ -59,7 +59,7 @@ class Config:
         if self.baseline not in BASELINES:
             raise UserError(f'objective.baseline = "{self.baseline}": expected one of {", ".join(BASELINES)}')
         if self.baseline == "none" and self.centering != 1.0:
-            raise UserError("objective.centering has no effect with objective.baseline = \"none\"; remove one of them")
+            raise UserError('objective.centering has no effect with objective.baseline = "none"; remove one of them')
         if self.updates < 1:
             raise UserError(f"objective.updates = {self.updates}: expected 1 or more")
         if self.log_ratio not in ("elbo", "trajectory"):
@@ -67,7 +67,9 @@ class Config:
         if self.equal_rewards not in ("skip", "keep"):
             raise UserError(f'objective.equal_rewards = "{self.equal_rewards}": expected "skip" or "keep"')
         if self.reference_sync < 0:
-            raise UserError(f"objective.reference_sync = {self.reference_sync}: expected 0 (never) or a number of cycles")
+            raise UserError(
+                f"objective.reference_sync = {self.reference_sync}: expected 0 (never) or a number of cycles"
+            )
         check_masks("masks", self.masks, self.mask_law, self.normalizer)
         check_masks("weight_masks", self.weight_masks, self.mask_law, self.normalizer)
 
@@ -116,9 +118,7 @@ def prepare(
     return Prepared(groups=rows, whole=params if config.baseline == "model" else (), metrics=metrics)
 
 
-def centered_weights(
-    weight: jax.Array, baseline: jax.Array, centering: float, keep: jax.Array
-) -> jax.Array:
+def centered_weights(weight: jax.Array, baseline: jax.Array, centering: float, keep: jax.Array) -> jax.Array:
     """(w - centering x baseline) `f32[P, N]`, zero in the groups that are not kept."""
     return jax.lax.stop_gradient(jnp.where(keep, weight - centering * baseline, 0.0))
 

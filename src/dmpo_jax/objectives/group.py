@@ -65,7 +65,9 @@ def group_size(log_mass: jax.Array) -> jax.Array:
 def effective_sample_size(weight: jax.Array, log_mass: jax.Array) -> jax.Array:
     """`f32[P]` in (0, 1]: (sum w)^2 / (N sum w^2), the share of the group that the weights make use of."""
     square = jnp.sum(weight * weight, axis=1)
-    return jnp.where(square > 0, jnp.sum(weight, axis=1) ** 2 / (group_size(log_mass) * jnp.maximum(square, 1e-30)), 0.0)
+    return jnp.where(
+        square > 0, jnp.sum(weight, axis=1) ** 2 / (group_size(log_mass) * jnp.maximum(square, 1e-30)), 0.0
+    )
 
 
 def adaptive_coefficient(

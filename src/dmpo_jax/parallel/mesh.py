@@ -118,7 +118,5 @@ def per_shard(function: Callable, whole, rows):
         return function(whole, rows)
     by_rows = PartitionSpec(ROWS)
     rows = jax.tree.map(lambda x: jax.reshard(x, by_rows), rows)
-    mapped = jax.shard_map(
-        function, in_specs=(PartitionSpec(), by_rows), out_specs=by_rows, check_vma=False
-    )
+    mapped = jax.shard_map(function, in_specs=(PartitionSpec(), by_rows), out_specs=by_rows, check_vma=False)
     return mapped(replicated(whole), rows)

@@ -101,9 +101,7 @@ def unwrap(span: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     def stands_at(start: jax.Array, pattern: bytes) -> jax.Array:
         index = jnp.clip(start[:, None] + jnp.arange(len(pattern)), 0, width - 1)
-        return jnp.all(
-            jnp.take_along_axis(span, index, axis=1) == jnp.array(list(pattern), jnp.uint8), axis=1
-        )
+        return jnp.all(jnp.take_along_axis(span, index, axis=1) == jnp.array(list(pattern), jnp.uint8), axis=1)
 
     low, high = strip(size * 0, size)
     for left, right in WRAPPERS:

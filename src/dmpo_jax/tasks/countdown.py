@@ -158,9 +158,7 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
     Raises `UserError` where the numbers of rows and examples differ or are zero.
     """
     if not rows or len(rows) != len(examples):
-        raise UserError(
-            f"{len(rows)} graded rows for {len(examples)} examples: expected one for each; grade all"
-        )
+        raise UserError(f"{len(rows)} graded rows for {len(examples)} examples: expected one for each; grade all")
     numbers = np.stack([example.features["numbers"] for example in examples]).astype(np.int64)
     target = np.array([example.features["target"] for example in examples])
     sums = numbers[:, :1] * 0

@@ -39,9 +39,7 @@ def read_items(path: str) -> list[tuple[int, Item]]:
             raise wrong(path, number, numbers, f"2 to {MOST_NUMBERS} numbers", "remove the line")
         for value in (*numbers, target):
             if not 1 <= value < 10**9:
-                raise wrong(
-                    path, number, value, "whole numbers from 1 to 999999999", "correct or remove the line"
-                )
+                raise wrong(path, number, value, "whole numbers from 1 to 999999999", "correct or remove the line")
     return items
 
 
@@ -109,9 +107,7 @@ def _read_csv(path: str, lines: list[tuple[int, str]]) -> list[tuple[int, Item]]
                 )
             continue
         if len(fields) != len(header):
-            raise wrong(
-                path, number, line, f"{len(header)} fields as in the header", 'put lists in quotes: "[1, 2]"'
-            )
+            raise wrong(path, number, line, f"{len(header)} fields as in the header", 'put lists in quotes: "[1, 2]"')
         numbers, target = (_numbers(fields[header.index(key)]) for key in ("nums", "target"))
         if numbers is None or target is None or len(target) != 1:
             raise wrong(path, number, line, 'a row such as "[30, 100, 93]",23', "correct or remove the line")

@@ -130,9 +130,7 @@ def draw_items(split: str, count: int, rng: np.random.Generator) -> list[tuple[l
 
 def _apply(left: np.ndarray, operator: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Value of `left operator right` for positive `right`, and whether it is whole."""
-    value = np.select(
-        [operator == k for k in range(4)], [left + right, left - right, left * right, left // right]
-    )
+    value = np.select([operator == k for k in range(4)], [left + right, left - right, left * right, left // right])
     return value, (operator < 3) | (left % right == 0)
 
 

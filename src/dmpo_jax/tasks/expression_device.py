@@ -159,9 +159,7 @@ def _evaluate(symbols: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Arr
         )
         negated = jnp.stack([level[0], level[1], -level[2], level[3], level[4]])
         added = jnp.stack([total_n, total_d, jnp.where(minus, -1, 1), one, zero])
-        multiplied = jnp.stack(
-            [level[0], level[1], level[2], level[3], (symbol == ord("/")).astype(jnp.int32)]
-        )
+        multiplied = jnp.stack([level[0], level[1], level[2], level[3], (symbol == ord("/")).astype(jnp.int32)])
 
         stack = jnp.where(opens & (levels == depth), level[:, None], stack)
         undefined |= factor & divide & (factor_n == 0)

@@ -22,16 +22,12 @@ def read_lines(path: str) -> Iterator[tuple[int, str]]:
             if not stat.S_ISREG(status.st_mode):
                 raise UserError(f"{path}: expected a regular file; copy the data to one")
             if status.st_size > MAX_FILE_BYTES:
-                raise UserError(
-                    f"{path}: {status.st_size} bytes, expected at most {MAX_FILE_BYTES}; split the file"
-                )
+                raise UserError(f"{path}: {status.st_size} bytes, expected at most {MAX_FILE_BYTES}; split the file")
             number = 0
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
-                    raise wrong(
-                        path, number, line, f"a line of at most {MAX_LINE_BYTES} bytes", "check its format"
-                    )
+                    raise wrong(path, number, line, f"a line of at most {MAX_LINE_BYTES} bytes", "check its format")
                 try:
                     text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
                 except UnicodeDecodeError:

@@ -64,9 +64,7 @@ def _examples(puzzles: np.ndarray, solutions: np.ndarray, config: TaskConfig) ->
         prompt = _INSTRUCTIONS.format(puzzle=digits) if config.prompt == "instruct" else f"{digits}="
         if config.prompt == "rows":
             prompt, shown = f"{_rows(digits)}=", _rows(shown)
-        result.append(
-            Example(prompt, f"<answer>{shown}</answer>", truth, {"puzzle": puzzle, "solution": solution})
-        )
+        result.append(Example(prompt, f"<answer>{shown}</answer>", truth, {"puzzle": puzzle, "solution": solution}))
     return result
 
 
@@ -110,11 +108,7 @@ def grade_bytes(stream: jax.Array, length: jax.Array, features: dict[str, jax.Ar
     filled = jnp.where(given, jnp.sum(jnp.where(here, value, 0), axis=1), -1)
 
     puzzle, empty = features["puzzle"], features["puzzle"] == 0
-    legal = (
-        jnp.all(digit | dropped, axis=1)
-        & (count <= 16)
-        & jnp.all(empty | ~given | (filled == puzzle), axis=1)
-    )
+    legal = jnp.all(digit | dropped, axis=1) & (count <= 16) & jnp.all(empty | ~given | (filled == puzzle), axis=1)
     right = jnp.sum(empty & (filled == features["solution"]), axis=1)
     cells = jnp.where(legal, right / jnp.maximum(jnp.sum(empty, axis=1), 1), 0.0).astype(jnp.float32)
     # A cell's bit is its digit; a unit is right where its four bits are those of 1, 2, 3 and 4.
@@ -131,9 +125,7 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
     numbers of rows and examples differ or are zero.
     """
     if not rows or len(rows) != len(examples):
-        raise UserError(
-            f"{len(rows)} graded rows for {len(examples)} examples: expected one for each; grade all"
-        )
+        raise UserError(f"{len(rows)} graded rows for {len(examples)} examples: expected one for each; grade all")
     puzzles = np.stack([example.features["puzzle"] for example in examples])
     solutions = np.stack([example.features["solution"] for example in examples])
     blanks = (puzzles == 0).sum(axis=1)

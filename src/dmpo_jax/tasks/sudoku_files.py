@@ -42,9 +42,7 @@ def read_puzzles(path: str) -> tuple[np.ndarray, np.ndarray]:
     ):
         if bad.any():
             row = int(np.argmax(bad))
-            raise wrong(
-                path, numbers[row], "".join(map(str, cells[row])), expected, "correct or remove the line"
-            )
+            raise wrong(path, numbers[row], "".join(map(str, cells[row])), expected, "correct or remove the line")
     return puzzles, solutions
 
 

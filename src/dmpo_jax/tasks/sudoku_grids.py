@@ -26,13 +26,11 @@ _BATCH = 4096
 def grids() -> np.ndarray:
     """All 288 complete grids in ascending order, int32[288, 16]; read-only."""
     rows = np.array(list(itertools.permutations((1, 2, 3, 4))), dtype=np.int32)
-    pairs = np.array(
-        [(a, b) for a in rows for b in rows if not (a == b).any() and len({*a[:2], *b[:2]}) == 4]
-    )
+    pairs = np.array([(a, b) for a in rows for b in rows if not (a == b).any() and len({*a[:2], *b[:2]}) == 4])
     pairs = pairs.reshape(-1, 8)
-    whole = np.concatenate(
-        [np.repeat(pairs, len(pairs), axis=0), np.tile(pairs, (len(pairs), 1))], axis=1
-    ).reshape(-1, 4, 4)
+    whole = np.concatenate([np.repeat(pairs, len(pairs), axis=0), np.tile(pairs, (len(pairs), 1))], axis=1).reshape(
+        -1, 4, 4
+    )
     fits = (np.sort(whole, axis=1) == np.arange(1, 5)[:, None]).all(axis=(1, 2))
     result = np.ascontiguousarray(whole[fits].reshape(-1, 16))
     result.flags.writeable = False

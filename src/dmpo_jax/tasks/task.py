@@ -39,24 +39,18 @@ class TaskConfig:
         for key in ("name", "prompt"):
             value, known = getattr(self, key), NAMES if key == "name" else PROMPTS[self.name]
             if value not in known:
-                raise UserError(
-                    f"task.{key} = {value!r}: expected one of {', '.join(known)}; pick one of these"
-                )
+                raise UserError(f"task.{key} = {value!r}: expected one of {', '.join(known)}; pick one of these")
         for split in SPLITS:
             file, size = getattr(self, f"{split}_file"), getattr(self, f"{split}_size")
             if not isinstance(file, str):
-                raise UserError(
-                    f'task.{split}_file = {file!r}: expected a path as text; set "" to generate the data'
-                )
+                raise UserError(f'task.{split}_file = {file!r}: expected a path as text; set "" to generate the data')
             if type(size) is not int or not 1 <= size <= MAX_SIZE[split]:
                 raise UserError(
                     f"task.{split}_size = {size!r}: expected a whole number from 1 to {MAX_SIZE[split]}; "
                     f"set it in that range, or name a data file in task.{split}_file"
                 )
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
-            raise UserError(
-                f"task.seed = {self.seed!r}: expected a whole number from 0 to 2^63-1; use 0, 1, ..."
-            )
+            raise UserError(f"task.seed = {self.seed!r}: expected a whole number from 0 to 2^63-1; use 0, 1, ...")
         share = self.careless
         if type(share) not in (int, float) or not math.isfinite(share) or not 0 <= share <= 1:
             raise UserError(f"task.careless = {share!r}: expected a share from 0 to 1; use 0 for none")

@@ -58,7 +58,9 @@ class Checkpoints:
 
     def restore_params(self, shapes: Any, shardings: Any) -> Any:
         """The newest parameters alone, in the given layout."""
-        abstract = jax.tree.map(lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, shardings)
+        abstract = jax.tree.map(
+            lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, shardings
+        )
         args = ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
         return self._manager.restore(self.latest, args=args).params
 

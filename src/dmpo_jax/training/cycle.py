@@ -125,9 +125,7 @@ def grade(completion: jax.Array, features: dict[str, jax.Array], setup: Setup) -
         return per_shard(on_shard, (jnp.asarray(table), jnp.asarray(lengths)), (completion, features))
 
 
-def roll_out(
-    params, batch: Batch, key: jax.Array, setup: Setup
-) -> tuple[Rollout, dict[str, jax.Array], jax.Array]:
+def roll_out(params, batch: Batch, key: jax.Array, setup: Setup) -> tuple[Rollout, dict[str, jax.Array], jax.Array]:
     """N graded completions per prompt, their reward components `f32[P, N]`, and forwards `int32[P, N]`."""
     prompts, size = batch.prompts, setup.config.rollout.group
     groups = prompts.length.shape[0]

@@ -47,7 +47,9 @@ def encode(
                 f"bucket is {widest}; add a bucket of {width} or more, or set tokenizer.truncation"
             )
         count = sum(len(ids) > widest for ids in prompts)
-        print(f"{count} of {len(prompts)} prompts cut to {widest} tokens on the {truncation}", file=sys.stderr, flush=True)
+        print(
+            f"{count} of {len(prompts)} prompts cut to {widest} tokens on the {truncation}", file=sys.stderr, flush=True
+        )
         prompts = [ids[-widest:] if truncation == "left" else ids[:widest] for ids in prompts]
     tokens = np.full((len(prompts), max(buckets, default=width)), tokenizer.pad_id, np.int32)
     for row, ids in zip(tokens, prompts, strict=True):

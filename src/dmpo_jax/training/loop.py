@@ -166,7 +166,11 @@ class _Run:
         rows, length = np.prod(record.completion.shape[:2]), record.completion.shape[2]
         tokens = rows * metrics.get("completion_length", length)
         entry = {"cycle": cycle, "updates": cycle * self.config.objective.updates, **metrics}
-        entry |= {"time/cycle_s": seconds, "time/compile_s": self.compile_seconds, "tokens_per_second": tokens / seconds}
+        entry |= {
+            "time/cycle_s": seconds,
+            "time/compile_s": self.compile_seconds,
+            "tokens_per_second": tokens / seconds,
+        }
         if validate is not None:
             entry |= self._validate(validate)
         self.metrics.write(entry)
