@@ -70,6 +70,7 @@ BAD = {
     "accumulation": ({"rollout": {"accumulation": 3}}, ["rollout.accumulation = 3", "rollout.prompts = 16"]),
     "learning rate": ({"optimizer": {"learning_rate": -1.0}}, ["optimizer.learning_rate"]),
     "schedule": ({"optimizer": {"schedule": "step"}}, ["optimizer.schedule", "cosine"]),
+    "too many": ({"rollout": {"prompts": 100_000_000_000}}, ["rollout.prompts", "2^31"]),
     "warmup": (
         {"optimizer": {"schedule": "cosine", "warmup": 9}, "run": {"cycles": 1}},
         ["optimizer.warmup = 9", "8 updates"],

@@ -74,6 +74,12 @@ class RolloutConfig:
         """Raises UserError on a setting out of range."""
         for key in ("prompts", "group", "completion_length", "accumulation"):
             _at_least(f"rollout.{key}", getattr(self, key), 1)
+        tokens = self.prompts * self.group * self.completion_length
+        if tokens >= 2**31:
+            raise UserError(
+                f"rollout.prompts x group x completion_length = {tokens:,}: expected less than 2^31 tokens a cycle; "
+                "lower one of them"
+            )
         if any(width < 1 for width in self.prompt_buckets):
             raise UserError(f"rollout.prompt_buckets = {list(self.prompt_buckets)}: expected positive widths")
         if self.prompts % self.accumulation:
