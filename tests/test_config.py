@@ -29,7 +29,7 @@ def test_digest_follows_the_content():
 
 
 def test_strings_with_quotes_and_unicode_survive():
-    config = resolve({"task": {"train_file": 'a "quoted" \\ päth\n.csv'}})
+    config = resolve({"task": {"train_file": 'a "quoted" \\ päth\n\x7f.csv'}})
     assert resolve(tomllib.loads(config.to_toml())) == config
 
 
@@ -71,6 +71,18 @@ BAD = {
     "learning rate": ({"optimizer": {"learning_rate": -1.0}}, ["optimizer.learning_rate"]),
     "schedule": ({"optimizer": {"schedule": "step"}}, ["optimizer.schedule", "cosine"]),
     "too many": ({"rollout": {"prompts": 100_000_000_000}}, ["rollout.prompts", "2^31"]),
+    "not finite": ({"optimizer": {"clip": float("inf")}}, ["optimizer.clip = inf", "finite"]),
+    "nan": ({"sampler": {"temperature": float("nan")}}, ["sampler.temperature = nan", "finite"]),
+    "huge": ({"run": {"cycles": 10**400}}, ["run.cycles = 1000", "finite number"]),
+    "seed that would repeat": ({"run": {"seed": 2**32}}, ["run.seed", "4294967295"]),
+    "objective by list": ({"objective": {"name": ["dmpo"]}}, ["objective.name"]),
+    "negative heads": ({"model": {"n_kv_heads": -1}}, ["model.n_kv_heads = -1"]),
+    "huge model": ({"model": {"d_model": 10**9}}, ["model.d_model"]),
+    "no rotation": ({"model": {"rope_theta": 0.0}}, ["model.rope_theta"]),
+    "tiny alpha": ({"objective": {"alpha": 1e-300}}, ["objective.alpha"]),
+    "cold evaluation": ({"evaluation": {"temperature": -1.0}}, ["evaluation.temperature"]),
+    "weight decay": ({"optimizer": {"weight_decay": -1.0}}, ["optimizer.weight_decay"]),
+    "updates": ({"objective": {"updates": 10**10}}, ["objective.updates"]),
     "warmup": (
         {"optimizer": {"schedule": "cosine", "warmup": 9}, "run": {"cycles": 1}},
         ["optimizer.warmup = 9", "8 updates"],
@@ -113,7 +125,12 @@ def test_missing_file():
         load_config("nowhere.toml")
 
 
-@pytest.mark.parametrize("text", ["run.seed", "seed=3", "=3", "run.=1"])
+def test_a_byte_order_mark_is_no_syntax_error(tmp_path):
+    (tmp_path / "bom.toml").write_bytes(b"\xef\xbb\xbf[run]\nseed = 3\n")
+    assert load_config(tmp_path / "bom.toml").run.seed == 3
+
+
+@pytest.mark.parametrize("text", ["run.seed", "seed=3", "=3", "run.=1", "run.seed=3\nx=1", "run.seed=3\n[model]"])
 def test_bad_override(text):
     with pytest.raises(UserError, match=r"section\.key=value"):
         resolve({}, [text])

@@ -1,13 +1,14 @@
 """Batches, optimiser, alarms, metric files, checkpoints."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dmpo_jax.config import CheckpointConfig, OptimizerConfig
+from dmpo_jax.config import CheckpointConfig, OptimizerConfig, resolve
 from dmpo_jax.errors import UserError
 from dmpo_jax.model.parameters import ModelConfig, init_params, param_shardings
 from dmpo_jax.model.tokenizer import make_tokenizer
@@ -16,8 +17,9 @@ from dmpo_jax.tasks.task import Example
 from dmpo_jax.training.alarms import PATIENCE, Alarms
 from dmpo_jax.training.checkpoint import Checkpoints, load_params
 from dmpo_jax.training.data import Batches, encode
-from dmpo_jax.training.metrics import JsonLines, Progress
+from dmpo_jax.training.metrics import JsonLines, Progress, check_output, read_json
 from dmpo_jax.training.optimizer import make_optimizer
+from dmpo_jax.training.run_folder import claim
 from dmpo_jax.training.state import State
 
 TOKENIZER = make_tokenizer("character")
@@ -125,7 +127,8 @@ def test_alarms_speak_once_and_only_after_patience():
     assert "rollout.completion_length" in said[PATIENCE - 1][0]
     dead = [alarms.check({**fine, "reward/zero_std_groups": 1.0}, mixed) for _ in range(PATIENCE)]
     assert "rollout.group" in dead[-1][0]
-    stuck = [alarms.check(fine, np.zeros((2, 4, 8), int)) for _ in range(PATIENCE)]
+    nearly = lambda other: np.where(np.arange(64).reshape(2, 4, 8) < other, 1, 0)  # noqa: E731
+    stuck = [alarms.check(fine, nearly(i)) for i in range(PATIENCE)]
     assert "collapsed" in stuck[-1][0]
 
 
@@ -139,6 +142,56 @@ def test_metrics_file_drops_what_will_be_written_again(tmp_path):
         {"cycle": 1, "x": 1},
         {"cycle": 2, "x": None},
     ]
+
+
+@pytest.mark.parametrize("line", ["3", '{"a": 1}', '{"cycle": "x"}', "garbage"])
+def test_a_damaged_line_is_named_and_nothing_is_lost(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    text = f'{{"cycle": 1}}\n{line}\n{{"cycle": 3}}\n'
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2"):
+        JsonLines(path, resume_after=3)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+def test_a_damaged_json_file_is_named(tmp_path, text):
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(UserError, match=r"summary\.json"):
+        read_json(tmp_path / "summary.json")
+
+
+@pytest.mark.parametrize("name", ["result.jsonl", "result", "", "file/result.json", "folder.json"])
+def test_output_that_cannot_be_written_is_refused(tmp_path, name):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(UserError, match="--out"):
+        check_output(tmp_path / name, ".json")
+    check_output(tmp_path / "new" / "result.json", ".json")
+
+
+def config_of(cycles, schedule="constant"):
+    return resolve({"run": {"cycles": cycles}, "optimizer": {"schedule": schedule}})
+
+
+def test_a_folder_is_claimed_only_when_nothing_is_lost(tmp_path):
+    run_dir = tmp_path / "run"
+    claim(run_dir, config_of(3))
+    claim(run_dir, config_of(5))  # the first start left nothing to keep
+    (run_dir / "metrics.jsonl").write_text('{"cycle": 1}\n')
+    with pytest.raises(UserError, match="no checkpoint to go on from"):
+        claim(run_dir, config_of(5))
+    (run_dir / "checkpoints" / "1").mkdir(parents=True)
+    claim(run_dir, config_of(6))  # longer
+    with pytest.raises(UserError, match=r"run\.cycles: 6 -> 5"):
+        claim(run_dir, config_of(5))
+    with pytest.raises(UserError, match="is a file"):
+        claim(run_dir / "metrics.jsonl", config_of(5))
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "checkpoints").write_text("x")
+    with pytest.raises(UserError, match="checkpoints: is a file"):
+        claim(tmp_path / "odd", config_of(5))
+    assert (run_dir / "metrics.jsonl").read_text() == '{"cycle": 1}\n'
 
 
 def test_progress_counts_completions(capsys):
@@ -179,6 +232,19 @@ def test_a_checkpoint_of_four_devices_is_restored_on_one_and_two(tmp_path):
         shapes = jax.eval_shape(lambda: init_params(jax.random.key(0), MODEL))
         alone = load_params(tmp_path, shapes, param_shardings(MODEL, mesh))
         jax.tree.map(np.testing.assert_array_equal, alone, saved.params)
+
+
+@pytest.mark.parametrize("harm", ["no params", "empty", "no meta"])
+def test_a_damaged_checkpoint_is_named(tmp_path, harm):
+    mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(4, state_on(mesh, 5), {"cycle": 4})
+    checkpoints.close()
+    folder = tmp_path / "checkpoints" / "4"
+    for item in {"no params": ["params"], "no meta": ["meta"], "empty": ["params", "rest", "meta"]}[harm]:
+        shutil.rmtree(folder / item)
+    with pytest.raises(UserError, match=r"checkpoints/4: cannot be restored.*remove that folder"):
+        Checkpoints(tmp_path).restore(state_on(mesh, 0))
 
 
 def test_parameters_of_a_folder_without_checkpoints(tmp_path):

@@ -17,6 +17,21 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"dmpo: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"dmpo: {error.filename}: {error.strerror}; check the path and its permissions", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("dmpo: interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
+        return 130
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
+    return value
 
 
 class _Parser(argparse.ArgumentParser):
@@ -82,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "--prompt-width", type=int, metavar="N", help="sample: tokens of its made-up prompts; default: 128"
     )
     bench.add_argument("--only", metavar="NAME[;NAME]", help="sample: these samplers instead of all")
-    bench.add_argument("--repeats", type=int, default=5, help="timed runs of each phase; the median is reported")
+    bench.add_argument("--repeats", type=_positive, default=5, help="timed runs of each phase; the median is reported")
     bench.add_argument("--out", type=Path, metavar="FILE.json")
     return parser
 
@@ -109,6 +124,8 @@ def _eval(args) -> int:
     from dmpo_jax.evaluation.command import evaluate_run
 
     model = [f"model.pretrained={json.dumps(args.model)}"] if args.model else []
+    if model and any(text.strip().startswith("model.pretrained") for text in args.set):
+        raise UserError("--model and --set model.pretrained name the weights twice; leave one of them out")
     config = load_config(args.config, [*model, *args.set])
     _prepare_jax(config)
     result = evaluate_run(config, args.run_dir, args.data, args.out)

@@ -34,7 +34,8 @@ class RunConfig:
     def validate(self) -> None:
         """Raises UserError on a setting out of range."""
         _at_least("run.cycles", self.cycles, 1)
-        _at_least("run.seed", self.seed, 0)
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"run.seed = {self.seed}: expected 0 to 4294967295; larger ones would repeat these")
         _at_least("run.samples_every", self.samples_every, 0)
 
 
@@ -106,6 +107,8 @@ class OptimizerConfig:
             raise UserError(f'optimizer.schedule = "{self.schedule}": expected "constant" or "cosine"')
         if not self.learning_rate > 0:
             raise UserError(f"optimizer.learning_rate = {self.learning_rate}: expected a positive number")
+        if self.weight_decay < 0:
+            raise UserError(f"optimizer.weight_decay = {self.weight_decay}: expected 0 or more")
         if not self.clip > 0:
             raise UserError(f"optimizer.clip = {self.clip}: expected a positive number")
         if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1):
@@ -145,6 +148,8 @@ class EvaluationConfig:
         """Raises UserError on a setting out of range."""
         _at_least("evaluation.every", self.every, 0)
         _at_least("evaluation.batch", self.batch, 1)
+        if self.temperature < 0:
+            raise UserError(f"evaluation.temperature = {self.temperature}: expected 0 (greedy) or more")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -191,10 +196,10 @@ class Config:
         self.sampler.validate_model(self.model)
         self.objective.validate(self.rollout.group)
         updates = self.run.cycles * self.objective.updates
-        if self.optimizer.schedule == "cosine" and self.optimizer.warmup >= updates:
+        if self.optimizer.warmup >= max(updates, 1):
             raise UserError(
                 f"optimizer.warmup = {self.optimizer.warmup}: expected less than the run's {updates} updates "
-                "(run.cycles x objective.updates), of which the cosine schedule takes the rest"
+                "(run.cycles x objective.updates)"
             )
         if getattr(self.objective, "log_ratio", "") == "trajectory" and self.sampler.algorithm != "roar":
             raise UserError(
@@ -240,7 +245,8 @@ def _at_least(key: str, value: int, least: int) -> None:
 
 
 def _literal(value: Any) -> str:
-    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")  # JSON may hold it as it is, TOML may not
 
 
 def load_config(path: str | Path, overrides: typing.Sequence[str] = ()) -> Config:
@@ -287,14 +293,18 @@ def _take_shape(tables: dict) -> None:
         tables["tokenizer"].setdefault("kind", content.get(TOKENIZER_KEY, "pretrained"))
 
 
-def _read(path: Path, extended: bool = False) -> dict:
+def read_tables(path: Path) -> dict:
+    """Parsed TOML. Raises UserError naming the file that cannot be read or is not TOML."""
     try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML configuration") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # syntax, encoding, numbers of thousands of digits
+        raise UserError(f"{path}: not valid TOML: {str(error)[:200]}") from None
+
+
+def _read(path: Path, extended: bool = False) -> dict:
+    tables = read_tables(path)
     base = tables.pop("extends", None)
     if base is None:
         return tables
@@ -315,14 +325,17 @@ def _override(text: str) -> tuple[str, str, Any]:
     if not (equals and dot and section and key):
         raise UserError(f"--set {text}: expected section.key=value")
     try:
-        return section, key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = tomllib.loads(f"value = {value}")
+    except (ValueError, RecursionError):
         return section, key, value  # a bare word is a string
+    if len(parsed) != 1:
+        raise UserError(f"--set {text!r}: expected one section.key=value")
+    return section, key, parsed["value"]
 
 
 def _objective(table: dict) -> type:
     name = table.get("name", "dmpo")
-    if name not in OBJECTIVES:
+    if not isinstance(name, str) or name not in OBJECTIVES:
         raise UserError(
             f'objective.name = "{name}": expected one of {", ".join(OBJECTIVES)}{_nearest(name, OBJECTIVES)}'
         )
@@ -345,10 +358,12 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, list):
             raise UserError(f"{key} = {value!r}: expected a list of {item.__name__}")
         return tuple(_typed(key, v, item) for v in value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if type(value) in (int, float) and not abs(value) < 2**63:
+        raise UserError(f"{key} = {str(value)[:40]}: expected a finite number of ordinary size")
+    if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise UserError(f"{key} = {value!r}: expected {kind.__name__}, found {type(value).__name__}")
+        raise UserError(f"{key} = {str(value)[:80]!r}: expected {kind.__name__}, found {type(value).__name__}")
     return value
 
 

@@ -15,7 +15,7 @@ from dmpo_jax.model.pretrained import load_params
 from dmpo_jax.parallel.mesh import make_mesh, row_shards
 from dmpo_jax.training import run_folder
 from dmpo_jax.training.initial import policy_of_run
-from dmpo_jax.training.metrics import write_text
+from dmpo_jax.training.metrics import check_output, write_text
 from dmpo_jax.training.setup import Setup, make_setup
 
 
@@ -25,6 +25,7 @@ def evaluate_run(config: Config, run_dir: Path | None, data: str, out: Path) -> 
     Without a run folder, the weights are those of `config.model.pretrained` as they are. Raises UserError when the folder's
     model is not the configuration's, or the data file is malformed.
     """
+    check_output(out, ".json")
     setup = make_setup(config)
     examples = load_examples(setup, "test", data or config.task.test_file)
     shape = config.mesh.shape(jax.device_count())

@@ -51,9 +51,16 @@ class ModelConfig:
 
     def validate(self) -> None:
         """Raises UserError on a shape that cannot be built."""
-        for key in ("d_model", "n_layers", "n_heads", "d_mlp"):
-            if getattr(self, key) < 1:
-                raise UserError(f"model.{key} = {getattr(self, key)}: expected a positive number")
+        limits = {"d_model": 2**20, "n_layers": 10_000, "n_heads": 2**16, "d_mlp": 2**22}
+        optional = {"n_kv_heads": 2**16, "head_dim": 2**16, "vocab_size": 2**24}
+        for key, most in (limits | optional).items():
+            value, least = getattr(self, key), int(key in limits)
+            if not least <= value <= most:
+                raise UserError(f"model.{key} = {value}: expected {least} to {most}")
+        if not self.rope_theta > 0 or not self.norm_eps > 0:
+            raise UserError(
+                f"model.rope_theta = {self.rope_theta}, model.norm_eps = {self.norm_eps}: expected positive numbers"
+            )
         if not self.head_dim and self.d_model % self.n_heads:
             raise UserError(
                 f"model.d_model = {self.d_model} is not a multiple of model.n_heads = {self.n_heads}; "

@@ -50,8 +50,8 @@ class Config:
         """Raises UserError on a setting out of range."""
         if group_size < 2:
             raise UserError(f"rollout.group = {group_size}: dmpo compares the completions of a prompt, set 2 or more")
-        if not self.alpha > 0:
-            raise UserError(f"objective.alpha = {self.alpha}: expected a positive number")
+        if not self.alpha >= 1e-6:
+            raise UserError(f"objective.alpha = {self.alpha}: expected a positive number, 1e-6 or more")
         if not self.coefficient > 0:
             raise UserError(f"objective.coefficient = {self.coefficient}: expected a positive number")
         if not 0 <= self.target_ess < 1:
@@ -60,13 +60,13 @@ class Config:
             raise UserError(f'objective.baseline = "{self.baseline}": expected one of {", ".join(BASELINES)}')
         if self.baseline == "none" and self.centering != 1.0:
             raise UserError('objective.centering has no effect with objective.baseline = "none"; remove one of them')
-        if self.updates < 1:
-            raise UserError(f"objective.updates = {self.updates}: expected 1 or more")
+        if not 1 <= self.updates <= 10_000:
+            raise UserError(f"objective.updates = {self.updates}: expected 1 to 10,000")
         if self.log_ratio not in ("elbo", "trajectory"):
             raise UserError(f'objective.log_ratio = "{self.log_ratio}": expected "elbo" or "trajectory"')
         if self.equal_rewards not in ("skip", "keep"):
             raise UserError(f'objective.equal_rewards = "{self.equal_rewards}": expected "skip" or "keep"')
-        if self.reference_sync < 0:
+        if not 0 <= self.reference_sync < 2**31:
             raise UserError(
                 f"objective.reference_sync = {self.reference_sync}: expected 0 (never) or a number of cycles"
             )

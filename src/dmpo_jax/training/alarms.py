@@ -18,17 +18,24 @@ class Alarms:
     def check(self, metrics: dict[str, float], completion: np.ndarray) -> list[str]:
         """New warnings after a cycle with these metrics and completions `int32[P, N, L]`."""
         share = np.bincount(completion.ravel()).max() / completion.size
+        unfinished, dead = metrics["completion_unfinished"], metrics.get("reward/zero_std_groups", 0.0)
         signs = {
-            f"more than half of the completions do not end (completion_unfinished {metrics['completion_unfinished']:.2f}): "
-            "raise rollout.completion_length": metrics["completion_unfinished"] > 0.5,
-            "nearly all groups earn equal rewards "
-            f"(reward/zero_std_groups {metrics.get('reward/zero_std_groups', 0.0):.2f}) and teach nothing: raise "
-            "rollout.group or sampler.temperature, or choose easier examples": metrics.get("reward/zero_std_groups", 0)
-            > 0.9,
-            f"one token makes up {share:.0%} of the completions: the policy has probably collapsed; "
-            "lower optimizer.learning_rate": share > 0.9,
+            "unfinished": (
+                unfinished > 0.5,
+                f"{unfinished:.0%} of the completions do not end: raise rollout.completion_length",
+            ),
+            "dead groups": (
+                dead > 0.9,
+                f"{dead:.0%} of the groups earn equal rewards and teach nothing: raise rollout.group or "
+                "sampler.temperature, or choose easier examples",
+            ),
+            "one token": (
+                share > 0.9,
+                f"one token makes up {share:.0%} of the completions: the policy has probably collapsed; "
+                "lower optimizer.learning_rate",
+            ),
         }
-        return [text for text, sign in signs.items() if self._persists(text[:24], sign)]
+        return [text for name, (sign, text) in signs.items() if self._persists(name, sign)]
 
     def _persists(self, name: str, sign: bool) -> bool:
         recent = self._recent.setdefault(name, deque(maxlen=PATIENCE))

@@ -46,13 +46,10 @@ class Checkpoints:
         """The newest state, with the shapes, shardings and base of `like`, and its meta data."""
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like.replace(base=None))
         rest = {"reference": abstract.reference, "optimizer": abstract.optimizer, "cycle": abstract.cycle}
-        saved = self._manager.restore(
-            self.latest,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardRestore(abstract.params),
-                rest=ocp.args.StandardRestore(rest),
-                meta=ocp.args.JsonRestore(),
-            ),
+        saved = self._read(
+            params=ocp.args.StandardRestore(abstract.params),
+            rest=ocp.args.StandardRestore(rest),
+            meta=ocp.args.JsonRestore(),
         )
         return State(saved.params, **saved.rest, base=like.base), saved.meta
 
@@ -61,8 +58,17 @@ class Checkpoints:
         abstract = jax.tree.map(
             lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, shardings
         )
-        args = ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
-        return self._manager.restore(self.latest, args=args).params
+        return self._read(params=ocp.args.StandardRestore(abstract)).params
+
+    def _read(self, **items) -> Any:
+        try:
+            return self._manager.restore(self.latest, args=ocp.args.Composite(**items))
+        except (KeyError, ValueError, OSError) as error:  # what orbax raises for missing, odd and cut files
+            folder = self._manager.directory / str(self.latest)
+            raise UserError(
+                f"{folder}: cannot be restored ({' '.join(str(error).split())[:160]}); remove that folder to go on from the "
+                "checkpoint before it"
+            ) from error
 
     def close(self) -> None:
         """Waits until everything is written. Raises what went wrong in the background."""

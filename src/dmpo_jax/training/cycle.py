@@ -76,7 +76,7 @@ def make_cycle(setup: Setup) -> Callable[[State, Batch], tuple[State, Record]]:
             (params, optimizer), steps = jax.lax.scan(
                 update, (state.params, state.optimizer), jnp.arange(settings.updates)
             )
-        metrics |= jax.tree.map(jnp.mean, steps)
+        metrics |= jax.tree.map(jnp.mean, steps) | {"param_norm": optax.tree.norm(params)}
         return (
             State(params, reference, optimizer, state.cycle + 1, state.base),
             Record(metrics, rollout.completion, components),

@@ -22,7 +22,8 @@ def forward_flops(model: ModelConfig, rows: int, width: int, head_positions: int
 def phase_flops(setup: Setup, prompt_width: int) -> dict[str, float]:
     """FLOPs of rollout, prepare and all updates of one cycle; the recomputation of remat is not counted.
 
-    An upper bound for the rollout where rows stop early, as it counts every denoising step.
+    An upper bound for the rollout: it counts every denoising step as a forward of the whole canvas, also where rows stop
+    early or a cached sampler recomputes only a part.
     """
     config, model = setup.config, setup.model
     rows, length = config.rollout.prompts * config.rollout.group, config.rollout.completion_length

@@ -24,7 +24,7 @@ from dmpo_jax.training.checkpoint import Checkpoints
 from dmpo_jax.training.cycle import Record, make_cycle
 from dmpo_jax.training.data import Batches, encode, place
 from dmpo_jax.training.initial import check_start, initial_policy
-from dmpo_jax.training.metrics import JsonLines, Progress, write_text
+from dmpo_jax.training.metrics import JsonLines, Progress, read_json, write_text
 from dmpo_jax.training.setup import Setup, make_setup
 from dmpo_jax.training.state import State, fresh_state
 
@@ -89,11 +89,11 @@ class _Run:
         return 0
 
     def _finished(self) -> bool:
-        try:
-            summary = json.loads((self.run_dir / "summary.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        path = self.run_dir / "summary.json"
+        if not path.exists():
             return False
-        return summary["cycles"] == self.config.run.cycles  # a run made longer has more to say
+        summary = read_json(path)
+        return summary.get("cycles") == self.config.run.cycles  # a run made longer has more to say
 
     def _on_sigterm(self, *_) -> None:
         self.stop = True
@@ -157,11 +157,12 @@ class _Run:
     def _log(self, cycle: int, record: Record, validate: State | None = None) -> None:
         metrics = {name: float(value) for name, value in jax.device_get(record.metrics).items()}
         seconds = time.monotonic() - self.clock  # since the cycle before was done
-        if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
+        watched = {name: metrics[name] for name in ("loss", "grad_norm", "param_norm")}
+        if not all(map(math.isfinite, watched.values())):
             self.metrics.flush()
             raise FloatingPointError(
-                f"cycle {cycle}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; the newest checkpoint in "
-                f"{self.run_dir} is from before it. Lower optimizer.learning_rate or raise objective.alpha"
+                f"cycle {cycle}: {watched}; the newest checkpoint in {self.run_dir} is from before it. In a new run "
+                "folder, lower optimizer.learning_rate or raise objective.alpha"
             )
         rows, length = np.prod(record.completion.shape[:2]), record.completion.shape[2]
         tokens = rows * metrics.get("completion_length", length)
@@ -219,7 +220,7 @@ class _Run:
         write_text(self.run_dir / "eval" / "before.json", json.dumps(before, indent=1))
 
     def _finish(self, state: State) -> None:
-        before = json.loads((self.run_dir / "eval" / "before.json").read_text(encoding="utf-8"))
+        before = read_json(self.run_dir / "eval" / "before.json")
         summary: dict[str, Any] = {
             "status": "done",
             "cycles": self.config.run.cycles,

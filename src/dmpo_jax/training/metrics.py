@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dmpo_jax.errors import UserError
+
 
 def write_text(path: Path, text: str) -> None:
     """Replaces a file's content in one step, so that a kill leaves the old file or the new one."""
@@ -17,20 +19,52 @@ def write_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises UserError naming the file that holds none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); restore it, or start in a new run folder") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: expected a JSON object; restore it, or start in a new run folder")
+    return found
+
+
+def check_output(path: Path, suffix: str) -> None:
+    """Raises UserError unless a file of that name can be written; makes the folder it goes into."""
+    if path.suffix != suffix or path.is_dir():
+        raise UserError(f"--out {path}: expected a file name that ends in {suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(13, "not writable")
+    except OSError as error:
+        raise UserError(f"--out {path}: its folder cannot be written ({error.strerror}); choose another") from None
+
+
 class JsonLines:
     """A file of JSON objects, each with its `cycle`; reopening it drops what a resumed run will write again."""
 
     def __init__(self, path: Path, resume_after: int):
-        """Keeps complete lines up to cycle `resume_after` and appends from there."""
+        """Keeps lines up to cycle `resume_after` and appends from there. A last line cut short by a kill is dropped.
+
+        Raises UserError, with the file as it was, when any other line is not such an object.
+        """
         kept = []
-        if path.exists():
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                try:
-                    entry = json.loads(line)
-                except json.JSONDecodeError:
-                    continue  # cut short by a kill
-                if entry["cycle"] <= resume_after:
-                    kept.append(line)
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        lines = text.split("\n")
+        for number, line in enumerate(lines, 1):
+            if number == len(lines):  # what follows the last line end: nothing, or a line cut short
+                break
+            try:
+                cycle = json.loads(line)["cycle"]
+                earlier = cycle <= resume_after
+            except (ValueError, KeyError, TypeError):
+                raise UserError(
+                    f"{path}, line {number}: {line[:60]!r} is not an object with a cycle number; mend or remove that line"
+                ) from None
+            if earlier:
+                kept.append(line)
         write_text(path, "".join(line + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8", buffering=1)  # a line is readable once written
 
