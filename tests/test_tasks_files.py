@@ -201,7 +201,7 @@ def test_errors_are_one_short_line(tmp_path):
     ("setting", "message"),
     [
         ({"name": "sudku"}, r"task\.name = 'sudku'.*sudoku"),
-        ({"prompt": "long"}, r"task\.prompt = 'long'.*compact, instruct"),
+        ({"prompt": "long"}, r"task\.prompt = 'long'.*compact, rows, instruct"),
         ({"train_file": 3}, r"task\.train_file = 3"),
         ({"train_size": 0}, r"task\.train_size = 0.*from 1 to 200000"),
         ({"test_size": 20_001}, r"task\.test_size = 20001.*from 1 to 20000"),
