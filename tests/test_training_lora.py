@@ -1,7 +1,6 @@
 """Training adapters on a frozen base: in one cycle, and through the command line from an exported checkpoint."""
 
 import json
-import math
 
 import jax
 import numpy as np
@@ -118,10 +117,9 @@ def test_adapters_on_the_int8_base_of_an_exported_checkpoint(folder, capsys):
         for path in (folder / "tuned" / "checkpoints").rglob("_METADATA")
         if path.parent.name in ("params", "rest")
     ]
-    shapes = [leaf["value_metadata"].get("write_shape") for tree in trees for leaf in tree.values()]
-    saved = sum(math.prod(shape) for shape in shapes if shape is not None)
-    # Two checkpoints of adapters, AdamW's two moments of them, and a few counters; nothing of the base.
-    assert 6 * summary["trained_parameters"] <= saved < 6 * summary["trained_parameters"] + 50
+    params = [key for tree in trees for key in tree if "'blocks'" in key]
+    assert params and all(key.endswith(("'a')", "'b')")) for key in params)  # adapters and their moments
+    assert not [key for tree in trees for key in tree if "'embed'" in key or "'base'" in key]  # nothing of the base
 
     # More cycles go on from the saved adapters, on the same base; on another base they do not.
     assert tune(folder, "--set", "run.cycles=2") == 0
