@@ -72,7 +72,7 @@ class _Run:
         self.samples = JsonLines(self.run_dir / "samples.jsonl", done)
         previous = signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
-            if done == 0:
+            if self.checkpoints.latest is None:
                 self._evaluate_before(state)
                 self._save(0, state)  # finds a folder that cannot be written before hours are spent
             state, done = self._cycles(state, done)
