@@ -218,8 +218,8 @@ def test_one_step_raises_the_good_answer_and_lowers_the_bad_one(baseline):
     completion = jax.random.randint(jax.random.key(0), (1, 2, 20), 0, 20).astype(jnp.int32)
     rollout = Rollout(
         prompts=Prompts(jnp.zeros((1, 3), jnp.int32), jnp.array([3])), row=jnp.array([[0, 1]]), completion=completion,
-        step=jnp.zeros((1, 2, 20), jnp.int32), log_prob=jnp.zeros((1, 2, 20)), live=jnp.ones((1, 2, 20), bool),
-        reward=jnp.array([[1.0, 0.0]]),
+        step=jnp.zeros((1, 2, 20), jnp.int32), log_prob=jnp.zeros((1, 2, 20)), sampled_log_prob=jnp.zeros((1, 2, 20)),
+        entropy=None, live=jnp.ones((1, 2, 20), bool), reward=jnp.array([[1.0, 0.0]]),
     )  # fmt: skip
     config, context = setup.config.objective, setup.context
 

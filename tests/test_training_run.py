@@ -169,7 +169,7 @@ def test_a_run_may_be_made_longer(folder):
 
 
 def test_kill_9_at_random_moments_then_the_same_command(folder):
-    """Three kills, the first before any cycle is saved, cycles lost with each; the end equals the unbroken run's, bit for bit."""
+    """Three kills, the first before any cycle is saved; the end equals the unbroken run, bit for bit."""
     command = (
         "train",
         "dmpo.toml",

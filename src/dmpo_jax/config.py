@@ -194,17 +194,12 @@ class Config:
             raise UserError(f'model.family = "{self.model.family}": expected one of {known}')
         self.sampler.validate(self.rollout.completion_length)
         self.sampler.validate_model(self.model)
-        self.objective.validate(self.rollout.group)
+        self.objective.validate(self.rollout.group, self.sampler)
         updates = self.run.cycles * self.objective.updates
         if self.optimizer.warmup >= max(updates, 1):
             raise UserError(
                 f"optimizer.warmup = {self.optimizer.warmup}: expected less than the run's {updates} updates "
                 "(run.cycles x objective.updates)"
-            )
-        if getattr(self.objective, "log_ratio", "") == "trajectory" and self.sampler.algorithm != "roar":
-            raise UserError(
-                f'objective.log_ratio = "trajectory" needs sampler.algorithm = "roar", found "{self.sampler.algorithm}"; '
-                'only its decoding order is independent of the policy. Use "elbo" with other samplers'
             )
 
     def validate_mesh(self, shards: int, shape: tuple[int, ...]) -> None:

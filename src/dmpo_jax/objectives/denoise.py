@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from dmpo_jax.diffusion.masking import LAWS
+from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout, normalizer, rollout_elbo
 
@@ -29,7 +30,7 @@ class Config:
     updates: ClassVar[int] = 1
     reference_sync: ClassVar[int] = 0  # there is no reference
 
-    def validate(self, group: int) -> None:
+    def validate(self, group: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range."""
         check_masks("masks", self.masks, self.mask_law, self.normalizer)
         if group != 1:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dmpo_jax.diffusion.canvas import repeat
+from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.diffusion.trajectory import trajectory_log_probs
 from dmpo_jax.errors import UserError
 from dmpo_jax.objectives import group
@@ -46,7 +47,7 @@ class Config:
     equal_rewards: str = "skip"  # groups whose rewards are all equal: "skip" or "keep"
     reference_sync: int = 0  # every so many cycles the reference becomes the policy; 0: never
 
-    def validate(self, group_size: int) -> None:
+    def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range."""
         if group_size < 2:
             raise UserError(f"rollout.group = {group_size}: dmpo compares the completions of a prompt, set 2 or more")
@@ -64,6 +65,11 @@ class Config:
             raise UserError(f"objective.updates = {self.updates}: expected 1 to 10,000")
         if self.log_ratio not in ("elbo", "trajectory"):
             raise UserError(f'objective.log_ratio = "{self.log_ratio}": expected "elbo" or "trajectory"')
+        if self.log_ratio == "trajectory" and sampler.algorithm != "roar":
+            raise UserError(
+                f'objective.log_ratio = "trajectory" needs sampler.algorithm = "roar", found "{sampler.algorithm}"; '
+                'only its decoding order is independent of the policy. Use "elbo" with other samplers'
+            )
         if self.equal_rewards not in ("skip", "keep"):
             raise UserError(f'objective.equal_rewards = "{self.equal_rewards}": expected "skip" or "keep"')
         if not 0 <= self.reference_sync < 2**31:

@@ -1,7 +1,7 @@
 """What every training method is given and what it gives back.
 
-A method is a module with `Config` (a frozen dataclass of its settings), `ROLLOUT` (whether it learns from the policy's own
-completions or from demonstrations) and two pure functions:
+A method is a module with `Config` (a frozen dataclass of its settings, with `validate(group, sampler)`), `ROLLOUT`
+(whether it learns from the policy's own completions or from demonstrations) and two pure functions:
 
     prepare(params, reference, rollout, key, config, context) -> Prepared      once per cycle
     loss(params, rollout, prepared, key, config, context) -> (loss, metrics)   at every update
@@ -25,8 +25,9 @@ class Rollout(NamedTuple):
     """P prompts with N completions each of L tokens; every leaf leads with P, so it can be split by whole groups.
 
     prompts: tokens `int32[P, T]`, length `int32[P]`; row `int32[P, N]`, the global row numbers that key randomness;
-    completion and step `int32[P, N, L]` (step: when each token was committed, -1 for filler); log_prob `f32[P, N, L]` at
-    that step; live `bool[P, N, L]`, the tokens that count; reward `f32[P, N]`.
+    completion and step `int32[P, N, L]` (step: when each token was committed, -1 for filler); log_prob, sampled_log_prob
+    and entropy `f32[P, N, L]` at that step, as in `diffusion.sampler.Trace` (entropy is None unless it was traced);
+    live `bool[P, N, L]`, the tokens that count; reward `f32[P, N]`.
     """
 
     prompts: Prompts
@@ -34,6 +35,8 @@ class Rollout(NamedTuple):
     completion: jax.Array
     step: jax.Array
     log_prob: jax.Array
+    sampled_log_prob: jax.Array
+    entropy: jax.Array | None
     live: jax.Array
     reward: jax.Array
 
@@ -48,9 +51,13 @@ class Prepared(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
-    """The static surroundings of a method: the model, its special tokens and how rollouts were drawn."""
+    """The static surroundings of a method: the model, its special tokens and how rollouts were drawn.
+
+    reference_model is the shape of `reference`, which differs from the policy's where another model teaches.
+    """
 
     model: ModelConfig
+    reference_model: ModelConfig
     mask_id: int
     eos_id: int
     sampler: SamplerConfig

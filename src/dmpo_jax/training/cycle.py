@@ -141,6 +141,8 @@ def roll_out(params, batch: Batch, key: jax.Array, setup: Setup) -> tuple[Rollou
         completion=grouped(trace.completion),
         step=grouped(trace.step),
         log_prob=grouped(trace.log_prob),
+        sampled_log_prob=grouped(trace.sampled_log_prob),
+        entropy=None if trace.entropy is None else grouped(trace.entropy),
         live=grouped(live_positions(trace.completion, setup.tokenizer.eos_id)),
         reward=components["reward"],
     )
@@ -153,7 +155,17 @@ def demonstrations(batch: Batch, setup: Setup) -> Rollout:
     nothing = jnp.zeros(completion.shape, jnp.float32)
     live = live_positions(batch.demonstration, setup.tokenizer.eos_id)[:, None]
     rows = jnp.arange(completion.shape[0], dtype=jnp.int32)[:, None]
-    return Rollout(batch.prompts, rows, completion, nothing.astype(jnp.int32), nothing, live, nothing[..., 0])
+    return Rollout(
+        prompts=batch.prompts,
+        row=rows,
+        completion=completion,
+        step=nothing.astype(jnp.int32),
+        log_prob=nothing,
+        sampled_log_prob=nothing,
+        entropy=None,
+        live=live,
+        reward=nothing[..., 0],
+    )
 
 
 def take_update(

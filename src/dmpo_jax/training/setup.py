@@ -39,6 +39,7 @@ class Setup:
         """What the objective's functions need to know."""
         return Context(
             model=self.model,
+            reference_model=self.model,
             mask_id=self.tokenizer.mask_id,
             eos_id=self.tokenizer.eos_id,
             sampler=self.config.sampler,
