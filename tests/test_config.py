@@ -5,8 +5,9 @@ import pytest
 
 from dmpo_jax.config import Config, load_config, resolve
 from dmpo_jax.errors import UserError
+from dmpo_jax.objectives import OBJECTIVES
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.toml"))
 
 
 def test_defaults_are_valid_and_survive_a_round_trip():
@@ -60,7 +61,7 @@ BAD = {
     "group for demonstrations": ({"objective": {"name": "denoise"}}, ["rollout.group", "set it to 1"]),
     "odd masks": ({"objective": {"masks": 3}}, ["objective.masks = 3", "pairs"]),
     "mask law": ({"objective": {"mask_law": "uniform"}}, ["objective.mask_law", "exact"]),
-    "alpha": ({"objective": {"alpha": 0.0}}, ["objective.alpha", "positive"]),
+    "alpha": ({"objective": {"alpha": -1.0}}, ["objective.alpha", "positive"]),
     "baseline": ({"objective": {"baseline": "mean"}}, ["objective.baseline", "model"]),
     "no effect": ({"objective": {"baseline": "none", "centering": 0.5}}, ["objective.centering", "no effect"]),
     "target ess": ({"objective": {"target_ess": 1.5}}, ["objective.target_ess"]),
@@ -113,11 +114,16 @@ def test_bad_files_are_named(tmp_path, text, word):
         load_config(path)
 
 
-def test_extends_goes_one_level_deep(tmp_path):
-    for name, base in (("a", "b"), ("b", "c"), ("c", "a")):
-        (tmp_path / f"{name}.toml").write_text(f'extends = "{base}.toml"\n')
-    with pytest.raises(UserError, match="extends no other"):
-        load_config(tmp_path / "a.toml")
+def test_extends_may_be_a_chain_but_not_a_ring(tmp_path):
+    (tmp_path / "root.toml").write_text("[run]\ncycles = 3\nseed = 4\n[objective]\nalpha = 0.5\nupdates = 3\n")
+    (tmp_path / "middle.toml").write_text('extends = "root.toml"\n[run]\nseed = 5\n[objective]\nupdates = 2\n')
+    (tmp_path / "leaf.toml").write_text('extends = "middle.toml"\n[objective]\nname = "espo"\n')
+    middle, leaf = load_config(tmp_path / "middle.toml"), load_config(tmp_path / "leaf.toml")
+    assert (middle.run.cycles, middle.run.seed, middle.objective.alpha, middle.objective.updates) == (3, 5, 0.5, 2)
+    assert leaf.run.seed == 5 and leaf.objective == OBJECTIVES["espo"].Config()  # another method's settings are its own
+    (tmp_path / "ring.toml").write_text('extends = "ring.toml"\n')
+    with pytest.raises(UserError, match="does one extend itself"):
+        load_config(tmp_path / "ring.toml")
 
 
 def test_missing_file():

@@ -140,6 +140,8 @@ def test_dropout(tmp_path):
     assert np.abs(drawn(0) - drawn(1)).max() > 1e-3
     assert with_dropout(attach(params, trained(config), LORA), jax.random.key(0))["blocks"]["wq"].keys is None
 
+    both = with_dropout({"old": adapted, "reference": adapted}, jax.random.key(0))  # compared policies drop the same
+    jax.tree.map(np.testing.assert_array_equal, both["reference"], with_dropout(adapted, jax.random.key(0)))
     # One matrix, one layer: the mean over keys is the product without dropout, and kept inputs are scaled up.
     x, a, b = jnp.ones((2, 3, 64)), jnp.eye(64)[:, :8], jnp.eye(8)
     one = lambda key: contract("bsd,df->bsf", x, Adapted(jnp.zeros((64, 8)), a, b, key, 1.0, 0.25))  # noqa: E731
@@ -179,7 +181,7 @@ def test_every_mesh_gives_the_same_numbers(tmp_path, base, family):
         np.testing.assert_allclose(g, w, atol=2e-5 * np.abs(w).max() + 1e-7)
 
 
-@pytest.mark.skipif(not FIXTURES.exists(), reason="fixtures are elsewhere")
+@pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is absent")
 def test_official_adapter(tmp_path):
     """The published four of seven matrices, rank 8 and scale 2, as PEFT names them."""
     stored = np.load(FIXTURES / "lora.npz")

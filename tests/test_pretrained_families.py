@@ -279,7 +279,7 @@ def test_no_block_sees_a_later_one(tmp_path):
     assert (np.abs(first[:, 8:] - changed[:, 8:]).max(-1) > 1e-3).all()  # its own block and those after it
 
 
-@pytest.mark.skipif(not FIXTURES.exists(), reason="fixtures are elsewhere")
+@pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is absent")
 def test_official_llada_logits():
     config, params = load_pretrained(FIXTURES / "model")
     stored = np.load(FIXTURES / "forward.npz")

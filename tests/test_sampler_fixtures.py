@@ -14,7 +14,7 @@ from dmpo_jax.diffusion.sampler import SamplerConfig, sample
 from dmpo_jax.diffusion.trajectory import trajectory_log_probs
 
 FIXTURES = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
-pytestmark = pytest.mark.skipif(not FIXTURES.exists(), reason="fixtures are elsewhere")
+pytestmark = pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is absent")
 MASK, EOS, LENGTH = 505, 500, 32
 
 CASES = {

@@ -105,7 +105,7 @@ def test_positions_scored_minus_infinity_come_before_those_not_allowed():
     assert top_ranked(score, jnp.array([[True, False, False]]), 1).tolist() == [[True, False, False]]
 
 
-@pytest.mark.skipif(not FIXTURES.exists(), reason="fixtures are elsewhere")
+@pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is absent")
 def test_official_selections():
     f = np.load(FIXTURES / "transfer.npz")
     logits, mask = jnp.asarray(f["logits"]), jnp.asarray(f["mask"])

@@ -196,7 +196,7 @@ def test_verdicts_on_device():
 def test_shared_cases():
     path = SHARED / "cases" / "graders.jsonl"
     if not path.exists():
-        pytest.skip("no shared cases")
+        pytest.skip("../shared/cases is absent")
     cases = [json.loads(line) for line in path.read_text().splitlines()]
     cases = [case for case in cases if case["task"] == "countdown"]
     assert cases
@@ -211,7 +211,7 @@ def test_published_generations():
     """d1's own parser finds 50 right of these 256 outputs; 10 of them lack a complete answer tag."""
     paths = sorted((SHARED / "data" / "generations").glob("countdown_*.json"))
     if not paths:
-        pytest.skip("no shared generations")
+        pytest.skip("../shared/data/generations is absent")
     items = [item for path in paths for item in json.loads(path.read_text())["generations"]]
     truths = [dict(zip(("numbers", "target"), item["ground_truth"], strict=True)) for item in items]
     texts = [item["generations"] for item in items]
@@ -448,7 +448,7 @@ def test_published_test_file_figures():
     """229 of d1's 256 items are solvable with + and - alone; all are solvable."""
     path = SHARED / "data" / "countdown" / "d1_test.jsonl"
     if not path.exists():
-        pytest.skip("no shared data")
+        pytest.skip("../shared/data/countdown is absent")
     examples = TASK.read(str(path), TaskConfig(name="countdown"))
     rows = [TASK.grade_text(example.demonstration, example.features) for example in examples]
     assert TASK.summarize(rows, examples) == {

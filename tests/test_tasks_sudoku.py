@@ -105,7 +105,7 @@ def test_verdicts_on_device():
 def test_shared_cases():
     path = SHARED / "cases" / "graders.jsonl"
     if not path.exists():
-        pytest.skip("no shared cases")
+        pytest.skip("../shared/cases is absent")
     cases = [json.loads(line) for line in path.read_text().splitlines()]
     cases = [case for case in cases if case["task"] == "sudoku"]
     assert cases
@@ -320,7 +320,7 @@ def test_published_test_file_figures():
     """The 256 items that published results use; figures of a separate count (simulated ones to 1 %)."""
     path = SHARED / "data" / "sudoku" / "d1_test.csv"
     if not path.exists():
-        pytest.skip("no shared data")
+        pytest.skip("../shared/data/sudoku is absent")
     examples = TASK.read(str(path), TaskConfig())
     chosen = [examples[index] for index in np.random.RandomState(42).choice(500, 256, replace=False)]
     found = TASK.summarize([TASK.grade_text(tag(e.truth), e.features) for e in chosen], chosen)
@@ -335,7 +335,7 @@ def test_published_generations():
     """By d1's parser, which overlooks overwritten clues, 137 of these 2,048 cells are right; 17 here."""
     paths = sorted((SHARED / "data" / "generations").glob("sudoku_*.json"))
     if not paths:
-        pytest.skip("no shared generations")
+        pytest.skip("../shared/data/generations is absent")
     items = [item for path in paths for item in json.loads(path.read_text())["generations"]]
     puzzles = [re.findall(r"\b[0-4]{16}\b", item["question"])[-1] for item in items]
     features = [

@@ -174,7 +174,7 @@ def test_embedded_tokenizers_share_the_interface():
 def qwen(tmp_path_factory):
     """The Qwen2 vocabulary with SDAR's special tokens, as published without a tokenizer.json."""
     if not DATA.exists():
-        pytest.skip("tokenizer files are elsewhere")
+        pytest.skip("../shared/data/tokenizers is absent")
     folder = tmp_path_factory.mktemp("qwen")
     for path in (DATA / "qwen2").iterdir():
         shutil.copy(path, folder / path.name)

@@ -3,10 +3,12 @@
 import argparse
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
-from dmpo_jax.errors import UserError
+from dmpo_jax.errors import UserError, one_line
+from dmpo_jax.inputs import regular_size
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -15,12 +17,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return args.run(args)
     except UserError as error:
-        print(f"dmpo: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"dmpo: {one_line(error)}", file=sys.stderr)
         return 2
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"dmpo: {error.filename}: {error.strerror}; check the path and its permissions", file=sys.stderr)
+        where = one_line(f"{error.filename}: {error.strerror}")
+        print(f"dmpo: {where}; check the path and its permissions", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("dmpo: interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
@@ -36,7 +39,8 @@ def _positive(text: str) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
-        print(f"dmpo: {message}; see dmpo {self.prog.partition(' ')[2]} --help".replace("  ", " "), file=sys.stderr)
+        see = f"see dmpo {self.prog.partition(' ')[2]} --help".replace("  ", " ")
+        print(f"dmpo: {one_line(message)}; {see}", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -110,39 +114,64 @@ def _prepare_jax(config) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def _train(args) -> int:
-    from dmpo_jax.config import load_config
-    from dmpo_jax.training.loop import train
+def _stopped_early(*_) -> None:
+    # Not an exception: whatever is being imported, traced or printed might catch it, or show a traceback.
+    os.write(2, b"dmpo: stopped by SIGTERM with nothing unsaved; run the same command to go on\n")
+    os._exit(128 + signal.SIGTERM)
 
-    config = load_config(args.config, args.set)
-    _prepare_jax(config)
-    return train(config, args.run_dir or Path("runs") / Path(args.config).stem)
+
+def _train(args) -> int:
+    previous = signal.signal(signal.SIGTERM, _stopped_early)  # until the run has its own, which saves
+    try:
+        from dmpo_jax.config import load_config
+        from dmpo_jax.training.loop import train
+        from dmpo_jax.training.memory import check_memory
+
+        config = load_config(args.config, args.set)
+        _prepare_jax(config)
+        check_memory(config)
+        return train(config, args.run_dir or Path("runs") / Path(args.config).stem)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _answering_config(args, command: str, used: tuple[str, ...]):
+    """The configuration of a command that takes its weights from --run-dir or --model, with --data or without."""
+    from dmpo_jax.config import load_config
+    from dmpo_jax.evaluation.command import check_settings
+
+    model = [f"model.pretrained={json.dumps(args.model)}"] if args.model else []
+    config = load_config(args.config, [*args.set, *model])
+    given = {"--run-dir": args.run_dir, "--model": args.model, "--data": getattr(args, "data", "")}
+    check_settings(config, args.set, command, used, [option for option, value in given.items() if value])
+    return config
 
 
 def _eval(args) -> int:
-    from dmpo_jax.config import load_config
-    from dmpo_jax.evaluation.command import evaluate_run
+    from dmpo_jax.evaluation.command import EVAL_SETTINGS, evaluate_run
+    from dmpo_jax.training.memory import check_memory
 
-    model = [f"model.pretrained={json.dumps(args.model)}"] if args.model else []
-    if model and any(text.strip().startswith("model.pretrained") for text in args.set):
-        raise UserError("--model and --set model.pretrained name the weights twice; leave one of them out")
-    config = load_config(args.config, [*model, *args.set])
+    config = _answering_config(args, "eval", EVAL_SETTINGS)
     _prepare_jax(config)
+    check_memory(config, config.evaluation.batch)
     result = evaluate_run(config, args.run_dir, args.data, args.out)
     print(json.dumps({key: result[key] for key in ("task", "n", "exact", "exact_ci95", "accuracy", "mean_nfe")}))
     return 0
 
 
 def _sample(args) -> int:
-    from dmpo_jax.config import load_config
+    from dmpo_jax.evaluation.command import SAMPLE_SETTINGS
     from dmpo_jax.evaluation.sample import read_prompts, sample_prompts
+    from dmpo_jax.training.memory import check_memory
 
+    if args.file:
+        regular_size(args.file, 100_000_000)
     prompts = [*args.prompt, *(read_prompts(args.file) if args.file else [])]
     if not prompts:
         raise UserError("dmpo sample needs --prompt TEXT or --file FILE")
-    model = [f"model.pretrained={json.dumps(args.model)}"] if args.model else []
-    config = load_config(args.config, [*model, *args.set])
+    config = _answering_config(args, "sample", SAMPLE_SETTINGS)
     _prepare_jax(config)
+    check_memory(config, min(len(prompts), config.evaluation.batch))
     answers = sample_prompts(config, args.run_dir, prompts, args.watch)
     for answer in answers:
         print(json.dumps(answer, ensure_ascii=False) if len(answers) > 1 else answer["completion"])
@@ -150,17 +179,21 @@ def _sample(args) -> int:
 
 
 def _import(args) -> int:
+    from dmpo_jax.model.checkpoint_folder import check_folder
     from dmpo_jax.model.parameters import count_params
     from dmpo_jax.model.pretrained import import_checkpoint
 
+    check_folder(args.out)
     config, dtype = import_checkpoint(args.source, args.out, args.dtype)
     print(f"{args.out}: {config.family}, {count_params(config):,} parameters in {dtype}")
     return 0
 
 
 def _export(args) -> int:
+    from dmpo_jax.model.checkpoint_folder import check_folder
     from dmpo_jax.training.export import export_run
 
+    check_folder(args.out)
     export_run(args.run_dir, args.out, args.adapter, args.dtype)
     print(args.out)
     return 0
@@ -178,13 +211,18 @@ def _bench(args) -> int:
     from dmpo_jax.config import load_config
     from dmpo_jax.evaluation import sampler_table
     from dmpo_jax.training.bench import bench
+    from dmpo_jax.training.memory import check_memory
+    from dmpo_jax.training.metrics import check_output
 
     if args.what is None and (args.prompt_width is not None or args.only is not None):
         raise UserError("--prompt-width and --only belong to dmpo bench sample")
     if args.prompt_width is not None and args.prompt_width < 1:
         raise UserError(f"--prompt-width {args.prompt_width}: expected a positive number")
     config = load_config(args.config, args.set)
+    if args.out:
+        check_output(args.out, ".json")
     _prepare_jax(config)
+    check_memory(config, config.rollout.prompts * config.rollout.group if args.what == "sample" else 0)
     if args.what == "sample":
         only = tuple(args.only.split(";")) if args.only else ()
         result = sampler_table.table(config, args.repeats, args.prompt_width or 128, only)

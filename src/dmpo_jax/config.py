@@ -4,14 +4,13 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import tomllib
 import types
 import typing
 from pathlib import Path
 from typing import Any
 
 from dmpo_jax.diffusion.sampler import SamplerConfig
-from dmpo_jax.errors import UserError
+from dmpo_jax.errors import UserError, shown
 from dmpo_jax.model.chat import TEMPLATES
 from dmpo_jax.model.checkpoint_folder import TOKENIZER_KEY, locate, model_of
 from dmpo_jax.model.families import FAMILIES, SHAPE, same
@@ -19,6 +18,8 @@ from dmpo_jax.model.lora import LoraConfig
 from dmpo_jax.model.parameters import ModelConfig
 from dmpo_jax.objectives import OBJECTIVES
 from dmpo_jax.tasks.task import TaskConfig
+from dmpo_jax.toml_files import parse_override, read_extended
+from dmpo_jax.toml_files import read_tables as read_tables
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,19 +71,28 @@ class RolloutConfig:
     completion_length: int = 20  # tokens (L)
     prompt_buckets: tuple[int, ...] = ()  # allowed prompt widths; (): one, as wide as the longest prompt
     accumulation: int = 1  # micro-batches of whole groups per update
+    staleness: int = 0  # further cycles that learn from the same rollout
 
     def validate(self) -> None:
         """Raises UserError on a setting out of range."""
         for key in ("prompts", "group", "completion_length", "accumulation"):
             _at_least(f"rollout.{key}", getattr(self, key), 1)
+        _at_least("rollout.staleness", self.staleness, 0)
+        if self.staleness and len(self.prompt_buckets) > 1:
+            raise UserError(
+                f"rollout.staleness = {self.staleness}: a rollout that is kept has one shape, but rollout.prompt_buckets "
+                f"names {len(self.prompt_buckets)} widths; leave one"
+            )
         tokens = self.prompts * self.group * self.completion_length
         if tokens >= 2**31:
             raise UserError(
                 f"rollout.prompts x group x completion_length = {tokens:,}: expected less than 2^31 tokens a cycle; "
                 "lower one of them"
             )
-        if any(width < 1 for width in self.prompt_buckets):
-            raise UserError(f"rollout.prompt_buckets = {list(self.prompt_buckets)}: expected positive widths")
+        if any(not 1 <= width <= 2**17 for width in self.prompt_buckets):
+            raise UserError(
+                f"rollout.prompt_buckets = {shown(list(self.prompt_buckets))}: expected widths of 1 to {2**17}"
+            )
         if self.prompts % self.accumulation:
             raise UserError(
                 f"rollout.accumulation = {self.accumulation} does not divide rollout.prompts = {self.prompts}"
@@ -194,6 +204,7 @@ class Config:
             raise UserError(f'model.family = "{self.model.family}": expected one of {known}')
         self.sampler.validate(self.rollout.completion_length)
         self.sampler.validate_model(self.model)
+        self._validate_evaluation()
         self.objective.validate(self.rollout.group, self.sampler)
         updates = self.run.cycles * self.objective.updates
         if self.optimizer.warmup >= max(updates, 1):
@@ -201,6 +212,29 @@ class Config:
                 f"optimizer.warmup = {self.optimizer.warmup}: expected less than the run's {updates} updates "
                 "(run.cycles x objective.updates)"
             )
+        for key, value in vars_of(self.lora).items():
+            if not self.lora.rank and value != getattr(LoraConfig(), key):
+                raise UserError(f"lora.{key} has no effect with lora.rank = 0; leave it out, or set lora.rank")
+        if self.tokenizer.truncation != "refuse" and not self.rollout.prompt_buckets:
+            raise UserError(
+                f'tokenizer.truncation = "{self.tokenizer.truncation}" has no effect without rollout.prompt_buckets, as the '
+                "one width is the longest prompt's; leave it out, or set the buckets"
+            )
+
+    @property
+    def evaluation_sampler(self) -> SamplerConfig:
+        """`sampler` at the evaluation's temperature; greedy, it drops what shapes random proposals alone."""
+        temperature = self.evaluation.temperature
+        unused = {} if temperature else {"top_k": 0, "top_p": 1.0, "confidence": "plain"}
+        return dataclasses.replace(self.sampler, temperature=temperature, **unused)
+
+    def _validate_evaluation(self) -> None:
+        try:
+            self.evaluation_sampler.validate(self.rollout.completion_length)
+        except UserError as error:
+            raise UserError(
+                f"evaluation.temperature = {self.evaluation.temperature} in place of sampler.temperature: {error}"
+            ) from None
 
     def validate_mesh(self, shards: int, shape: tuple[int, ...]) -> None:
         """Raises UserError unless whole groups (and evaluation rows) divide over `shards` of rows."""
@@ -210,6 +244,10 @@ class Config:
                 f"rollout.prompts = {self.rollout.prompts} in {self.rollout.accumulation} micro-batches: {micro} groups do "
                 f"not divide over the {shards} row shards of mesh {shape}; use a multiple of {shards} prompts a micro-batch"
             )
+        self.validate_batch(shards, shape)
+
+    def validate_batch(self, shards: int, shape: tuple[int, ...]) -> None:
+        """Raises UserError unless the rows of an evaluation divide over `shards` of rows."""
         if self.evaluation.batch % shards:
             raise UserError(
                 f"evaluation.batch = {self.evaluation.batch} does not divide over the {shards} row shards of mesh {shape}"
@@ -246,14 +284,14 @@ def _literal(value: Any) -> str:
 
 def load_config(path: str | Path, overrides: typing.Sequence[str] = ()) -> Config:
     """Reads a TOML file, its `extends` base if it names one, and `section.key=value` overrides; validates the result."""
-    return resolve(_read(Path(path)), overrides)
+    return resolve(read_extended(Path(path)), overrides)
 
 
 def resolve(tables: dict, overrides: typing.Sequence[str] = ()) -> Config:
     """Config of parsed TOML tables and overrides. Raises UserError naming the key that is wrong."""
     tables = {name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()}
     for text in overrides:
-        section, key, value = _override(text)
+        section, key, value = parse_override(text)
         tables.setdefault(section, {})[key] = value
     known = {f.name: f for f in dataclasses.fields(Config)}
     if isinstance(tables.get("model"), dict):
@@ -263,7 +301,7 @@ def resolve(tables: dict, overrides: typing.Sequence[str] = ()) -> Config:
         if name not in known:
             raise UserError(f"[{name}]: no such section{_nearest(name, known)}")
         if not isinstance(table, dict):
-            raise UserError(f"{name} = {table!r}: expected a section [{name}]")
+            raise UserError(f"{name} = {shown(table)}: expected a section [{name}]")
         kind = _objective(table) if name == "objective" else known[name].type
         sections[name] = _build(name, kind, table)
     config = Config(**sections)
@@ -281,58 +319,21 @@ def _take_shape(tables: dict) -> None:
     for key in SHAPE:
         if key in model and not same(key, model[key], found):
             raise UserError(
-                f"model.{key} = {model[key]!r}: model.pretrained = {source} has {getattr(found, key)!r}; leave the key out"
+                f"model.{key} = {shown(model[key])}: model.pretrained = {source} has {getattr(found, key)!r}; leave the key out"
             )
         model[key] = getattr(found, key)
+    kind = content.get(TOKENIZER_KEY, "pretrained")
+    if not isinstance(kind, str):
+        raise UserError(f"{source}/config.json: {TOKENIZER_KEY} = {shown(kind)}: expected the name of a tokenizer")
     if isinstance(tables.setdefault("tokenizer", {}), dict):
-        tables["tokenizer"].setdefault("kind", content.get(TOKENIZER_KEY, "pretrained"))
-
-
-def read_tables(path: Path) -> dict:
-    """Parsed TOML. Raises UserError naming the file that cannot be read or is not TOML."""
-    try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML configuration") from None
-    except (ValueError, RecursionError) as error:  # syntax, encoding, numbers of thousands of digits
-        raise UserError(f"{path}: not valid TOML: {str(error)[:200]}") from None
-
-
-def _read(path: Path, extended: bool = False) -> dict:
-    tables = read_tables(path)
-    base = tables.pop("extends", None)
-    if base is None:
-        return tables
-    if extended or not isinstance(base, str):
-        raise UserError(f"{path}: extends = {base!r}: expected one file name, whose file extends no other")
-    merged = _read(path.parent / base, extended=True)
-    for name, table in tables.items():
-        if isinstance(table, dict) and isinstance(merged.get(name), dict):
-            merged[name] = merged[name] | table
-        else:
-            merged[name] = table
-    return merged
-
-
-def _override(text: str) -> tuple[str, str, Any]:
-    name, equals, value = text.partition("=")
-    section, dot, key = name.strip().partition(".")
-    if not (equals and dot and section and key):
-        raise UserError(f"--set {text}: expected section.key=value")
-    try:
-        parsed = tomllib.loads(f"value = {value}")
-    except (ValueError, RecursionError):
-        return section, key, value  # a bare word is a string
-    if len(parsed) != 1:
-        raise UserError(f"--set {text!r}: expected one section.key=value")
-    return section, key, parsed["value"]
+        tables["tokenizer"].setdefault("kind", kind)
 
 
 def _objective(table: dict) -> type:
     name = table.get("name", "dmpo")
     if not isinstance(name, str) or name not in OBJECTIVES:
         raise UserError(
-            f'objective.name = "{name}": expected one of {", ".join(OBJECTIVES)}{_nearest(name, OBJECTIVES)}'
+            f"objective.name = {shown(name)}: expected one of {', '.join(OBJECTIVES)}{_nearest(shown(name), OBJECTIVES)}"
         )
     return OBJECTIVES[name].Config
 
@@ -351,17 +352,17 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
     if isinstance(kind, types.GenericAlias):  # tuple[int, ...]
         item = typing.get_args(kind)[0]
         if not isinstance(value, list):
-            raise UserError(f"{key} = {value!r}: expected a list of {item.__name__}")
+            raise UserError(f"{key} = {shown(value)}: expected a list of {item.__name__}")
         return tuple(_typed(key, v, item) for v in value)
     if type(value) in (int, float) and not abs(value) < 2**63:
-        raise UserError(f"{key} = {str(value)[:40]}: expected a finite number of ordinary size")
+        raise UserError(f"{key} = {shown(value)}: expected a finite number of ordinary size")
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise UserError(f"{key} = {str(value)[:80]!r}: expected {kind.__name__}, found {type(value).__name__}")
+        raise UserError(f"{key} = {shown(value)}: expected {kind.__name__}, found {type(value).__name__}")
     return value
 
 
-def _nearest(name: Any, known: typing.Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(name), list(known), 1)
+def _nearest(name: str, known: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(name[:80], list(known), 1)
     return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"

@@ -1,5 +1,32 @@
-"""The one error a user can cause."""
+"""The one error a user can cause, and how the line about it is written."""
+
+import reprlib
+from typing import Any
 
 
 class UserError(ValueError):
     """Bad usage, configuration or data; the command line prints it as one line and exits with 2."""
+
+
+def one_line(text: object) -> str:
+    """`text` with all but printable characters spelled as escapes, so that no name or value steers a terminal.
+
+    Of a very long text the middle is left out.
+    """
+    text = str(text)
+    if len(text) > 3000:
+        text = text[:2000] + " ... " + text[-500:]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(value: Any) -> str:
+    """A value of any kind and size in an error, cut short."""
+    try:
+        text = _SHORT.repr(value)
+    except ValueError:  # Python spells no number that long
+        return "a number of thousands of digits"
+    return text if len(text) <= 100 else text[:100] + "..."
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 80

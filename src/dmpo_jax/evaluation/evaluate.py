@@ -34,7 +34,7 @@ class Evaluator:
         """Encodes the examples. Raises UserError where one does not fit."""
         config = setup.config
         self._setup, self._examples, self._mesh = setup, examples, mesh
-        self._sampler = dataclasses.replace(config.sampler, temperature=config.evaluation.temperature)
+        self._sampler = config.evaluation_sampler
         self._data = encode(
             examples,
             setup.tokenizer,

@@ -1,6 +1,7 @@
 """A checkpoint folder in the Hugging Face layout: config.json, and safetensors in one file or in shards with an index."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from dmpo_jax.errors import UserError
-from dmpo_jax.model.families import FAMILIES, read_config
+from dmpo_jax.inputs import read_regular, regular_size
+from dmpo_jax.model.families import FAMILIES, read_config, stated_ids
 from dmpo_jax.model.parameters import ModelConfig, ParamSpec, abstract_params
 from dmpo_jax.model.safetensors import Entry, read_header, write_file
 
@@ -27,6 +29,9 @@ def locate(source: str, weights: bool = True) -> Path:
     """
     path = Path(source).expanduser()
     if path.is_dir():
+        for file in path.iterdir():
+            if file.exists() and not file.is_dir():
+                regular_size(file)  # whichever of them will be read: none may hang
         return path
     if not HUB_ID.fullmatch(source) or path.exists():
         raise UserError(
@@ -57,9 +62,7 @@ def locate(source: str, weights: bool = True) -> Path:
 def read_json(path: Path, limit: int = 50_000_000) -> dict[str, Any]:
     """An object from a JSON file. Raises UserError where it is absent, larger than `limit` bytes or malformed."""
     try:
-        if path.stat().st_size > limit:
-            raise UserError(f"{path}: {path.stat().st_size} bytes: expected at most {limit}")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(path, limit).decode("utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
@@ -72,10 +75,12 @@ def read_json(path: Path, limit: int = 50_000_000) -> dict[str, Any]:
 
 
 def model_of(directory: Path) -> tuple[ModelConfig, dict[str, Any]]:
-    """The model of a folder's config.json, and that file's content."""
+    """The model of a folder's config.json, and that file's content. Raises UserError where either is not to be had."""
     path = directory / "config.json"
     content = read_json(path)
-    return read_config(content, str(path)), content
+    config = read_config(content, str(path))
+    stated_ids(content, str(path), config.vocab_size)
+    return config, content
 
 
 def stored_shape(spec: ParamSpec, layered: bool) -> tuple[int, ...]:
@@ -147,10 +152,20 @@ def _entries(directory: Path) -> dict[str, Entry]:
     raise UserError(f"{directory}: no {SINGLE} and no {INDEX}")
 
 
+def check_folder(directory: Path) -> None:
+    """Raises UserError unless a new folder can be made there, or an empty one is there already; makes nothing."""
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"--out {directory}: is a file; expected a folder, new or empty")
+    if directory.is_dir() and any(directory.iterdir()):
+        raise UserError(f"--out {directory}: is not empty; choose another --out")
+    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError(f"--out {directory}: {nearest} is no folder that can be written; choose another")
+
+
 def claim_folder(directory: Path) -> None:
-    """Makes a folder to write in. Raises UserError when it holds something."""
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UserError(f"{directory}: is not empty; choose another --out")
+    """Makes a folder to write in. Raises UserError when it holds something or cannot be made."""
+    check_folder(directory)
     directory.mkdir(parents=True, exist_ok=True)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from dmpo_jax.errors import UserError
+from dmpo_jax.errors import UserError, shown
 from dmpo_jax.model.parameters import ModelConfig
 
 Json = dict[str, Any]
@@ -42,17 +42,19 @@ class Family:
 def read_family(json: Json, source: str) -> Family:
     """The family of a config.json. Raises UserError naming an unknown one."""
     kind, architectures = json.get("model_type"), json.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise UserError(f"{source}: architectures = {shown(architectures)}: expected a list of names")
     for family in FAMILIES.values():
         if isinstance(kind, str) and kind.lower() == family.model_type.lower():
             other = [a for a in architectures if a not in family.architectures]
             if other:
                 raise UserError(
-                    f"{source}: model_type {kind!r} with architecture {other[0]!r}: expected {family.architectures[0]}; "
+                    f"{source}: model_type {kind!r} with architecture {shown(other[0])}: expected {family.architectures[0]}; "
                     "this model is not supported"
                 )
             return family
     known = ", ".join(family.model_type for family in FAMILIES.values())
-    raise UserError(f"{source}: model_type = {kind!r}: expected one of {known}; other models are not supported")
+    raise UserError(f"{source}: model_type = {shown(kind)}: expected one of {known}; other models are not supported")
 
 
 def read_config(json: Json, source: str) -> ModelConfig:
@@ -61,7 +63,7 @@ def read_config(json: Json, source: str) -> ModelConfig:
     for key, allowed in family.fixed.items():
         if key in json and json[key] not in allowed:
             raise UserError(
-                f"{source}: {key} = {json[key]!r}: only {allowed[0]!r} is supported for {family.model_type}"
+                f"{source}: {key} = {shown(json[key])}: only {allowed[0]!r} is supported for {family.model_type}"
             )
     try:
         fields = family.read(_Checked(json))
@@ -73,7 +75,10 @@ def read_config(json: Json, source: str) -> ModelConfig:
         config = dataclasses.replace(config, n_kv_heads=0)
     if config.head_size * config.n_heads == config.d_model:
         config = dataclasses.replace(config, head_dim=0)
-    config.validate()
+    try:
+        config.validate()
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
     return config
 
 
@@ -103,18 +108,31 @@ def special_ids(json: Json, source: str) -> SpecialIds:
     """Special token ids of a config.json. Raises UserError where one does not fit the vocabulary."""
     family = read_family(json, source)
     vocabulary = read_config(json, source).vocab_size
-    found = {}
-    for name in ("mask", "eos", "pad"):
-        value = json.get(f"{name}_token_id")
-        if isinstance(value, list) and value:
-            value = value[0]
-        value = getattr(family.ids, name) if value is None else value
-        if type(value) is not int or not 0 <= value < vocabulary:
-            raise UserError(f"{source}: {name}_token_id = {value!r}: expected a token id below {vocabulary}")
-        found[name] = value
+    found = dataclasses.asdict(family.ids) | stated_ids(json, source, vocabulary)
+    for name, value in found.items():
+        if value >= vocabulary:
+            raise UserError(
+                f"{source}: {name}_token_id is missing, and the family's {value} is not below {vocabulary}; state it"
+            )
     if found["mask"] in (found["eos"], found["pad"]):
         raise UserError(f"{source}: mask_token_id = {found['mask']} is the end or padding token too")
     return SpecialIds(**found)
+
+
+def stated_ids(json: Json, source: str, vocabulary: int) -> dict[str, int]:
+    """The special ids that a config.json states, of a list the first. Raises UserError where one is not in the vocabulary."""
+    found = {}
+    for name in (field.name for field in dataclasses.fields(SpecialIds)):
+        value = json.get(f"{name}_token_id")
+        several = value if isinstance(value, list) else [value]
+        if value is None:
+            continue
+        if not several or not all(type(number) is int and 0 <= number < vocabulary for number in several):
+            raise UserError(
+                f"{source}: {name}_token_id = {shown(value)}: expected a token id, 0 or more and below {vocabulary}"
+            )
+        found[name] = several[0]
+    return found
 
 
 class _Wrong(Exception):
@@ -133,13 +151,15 @@ class _Checked:
             if default is None:
                 raise _Wrong(f"{key} is missing")
             return default
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            raise _Wrong(f"{key} = {value!r}: expected {kind.__name__}")
-        if kind in (int, float) and value <= 0:
-            raise _Wrong(f"{key} = {value!r}: expected a positive number")
-        return value
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise _Wrong(f"{key} = {shown(value)}: expected {kind.__name__}")
+        if kind in _RANGES and not _RANGES[kind][0] <= value <= _RANGES[kind][1]:  # NaN is in no range
+            raise _Wrong(f"{key} = {shown(value)}: expected a positive number of ordinary size")
+        return float(value) if kind is float else value
+
+
+# What fits the arithmetic: int32 sizes, and numbers whose float32 is neither 0 nor infinite.
+_RANGES = {int: (1, 2**31 - 1), float: (1e-30, 1e30)}
 
 
 def _read_llada(json: _Checked) -> dict[str, Any]:
@@ -174,7 +194,7 @@ def _write_llada(c: ModelConfig) -> Json:
 def _read_qwen(json: _Checked) -> dict[str, Any]:
     heads, nested = json.get("num_attention_heads", int), json.get("rope_parameters", dict, {})
     if nested.get("rope_type", "default") != "default":
-        raise _Wrong(f"rope_parameters.rope_type = {nested['rope_type']!r}: only 'default' is supported")
+        raise _Wrong(f"rope_parameters.rope_type = {shown(nested['rope_type'])}: only 'default' is supported")
     theta = _Checked(nested).get("rope_theta", float, 0.0) or json.get("rope_theta", float, 10000.0)
     return {
         "vocab_size": json.get("vocab_size", int),

@@ -104,12 +104,15 @@ def policy_of(params: Any, base: Any, lora: LoraConfig) -> Any:
 
 
 def with_dropout(params: Any, key: jax.Array) -> Any:
-    """The same tree with dropout keys in its adapters that have a rate. Equal keys drop equal inputs."""
+    """The same tree with dropout keys in its adapters that have a rate. Equal keys drop equal inputs.
+
+    Also of several policies in one tree: where a matrix stands in its own policy decides.
+    """
 
     def add(path, w):
         if not (isinstance(w, Adapted) and w.rate):
             return w
-        own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
+        own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path[-2:]).encode()))
         return dataclasses.replace(w, keys=jax.random.split(own, w.a.shape[0]))
 
     return jax.tree_util.tree_map_with_path(add, params, is_leaf=lambda w: isinstance(w, Adapted))

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from dmpo_jax.errors import UserError
+from dmpo_jax.inputs import regular_size
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -46,7 +47,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         return UserError(f"{path}: not a valid safetensors file ({what}); fetch or write it again")
 
     try:
-        size = path.stat().st_size
+        size = regular_size(path)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, MAX_HEADER):

@@ -1,10 +1,9 @@
 """Data files read line by line with bounds on their size; each error names the file and the line."""
 
-import os
-import stat
 from collections.abc import Iterator
 
 from dmpo_jax.errors import UserError
+from dmpo_jax.inputs import regular_size
 
 MAX_FILE_BYTES = 256 * 2**20
 MAX_LINE_BYTES = 64 * 2**10
@@ -17,12 +16,8 @@ def read_lines(path: str) -> Iterator[tuple[int, str]]:
     line over `MAX_LINE_BYTES`, or is not UTF-8.
     """
     try:
+        regular_size(path, MAX_FILE_BYTES)
         with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise UserError(f"{path}: expected a regular file; copy the data to one")
-            if status.st_size > MAX_FILE_BYTES:
-                raise UserError(f"{path}: {status.st_size} bytes, expected at most {MAX_FILE_BYTES}; split the file")
             number = 0
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
