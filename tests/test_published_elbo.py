@@ -19,7 +19,7 @@ from dmpo_jax.diffusion.masking import Masks, coefficients, masks_from_uniforms
 from dmpo_jax.objectives import group
 
 FIXTURES = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
-pytestmark = pytest.mark.skipif(not FIXTURES.is_dir(), reason="the shared fixtures are not here")
+pytestmark = pytest.mark.skipif(not FIXTURES.is_dir(), reason="../shared/fixtures is absent")
 MASK = 505
 
 

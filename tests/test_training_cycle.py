@@ -12,7 +12,7 @@ from dmpo_jax.config import resolve
 from dmpo_jax.model.parameters import init_params
 from dmpo_jax.parallel.mesh import make_mesh
 from dmpo_jax.tasks.task import Example
-from dmpo_jax.training.cycle import make_cycle
+from dmpo_jax.training.cycle import empty_replay, make_cycle
 from dmpo_jax.training.data import Batches, encode, place
 from dmpo_jax.training.setup import make_setup
 from dmpo_jax.training.state import fresh_state
@@ -61,8 +61,11 @@ def run(setup, shape, cycles=2, device_order=None):
     with jax.set_mesh(mesh):
         state = fresh_state(setup, mesh)
         program = jax.jit(make_cycle(setup), donate_argnums=0)
+        staleness = setup.config.rollout.staleness
+        if staleness:
+            state = state.replace(replay=empty_replay(state, place(batches[0], mesh), setup))
         for k in range(cycles):
-            state, record = program(state, place(batches[k], mesh))
+            state, record = program(state, place(batches[k // (1 + staleness)], mesh))
             records.append(jax.device_get(record))
         return jax.device_get(state.params), records
 
@@ -89,6 +92,21 @@ def test_every_mesh_gives_the_same_run(one_device, shape):
 
 def test_device_order_does_not_matter(one_device):
     assert_same(run(setup_of(), (2, 2, 1), device_order=[2, 0, 3, 1]), one_device)
+
+
+def test_a_kept_rollout_serves_its_cycles_with_the_weights_it_began_with():
+    setup = setup_of(rollout={"staleness": 2})
+    found = run(setup, (1, 1, 1), cycles=4)
+    assert_same(run(setup, (8, 1, 1), cycles=4), found)
+    first, second, third, fourth = found[1]
+    assert np.array_equal(first.completion, third.completion) and not np.array_equal(
+        first.completion, fourth.completion
+    )
+    for name in ("ess/mean", "log_ratio/mean", "reward/mean"):
+        assert first.metrics[name] == second.metrics[name] == third.metrics[name] != fourth.metrics[name]
+    assert len({float(record.metrics["loss"]) for record in found[1]}) == 4  # fresh masks at every update
+    fresh = run(setup_of(), (1, 1, 1), cycles=1)
+    assert first.metrics["loss"] == fresh[1][0].metrics["loss"]
 
 
 def test_one_program_without_callbacks_that_reuses_its_state():

@@ -168,6 +168,22 @@ def test_a_run_may_be_made_longer(folder):
     jax.tree.map(np.testing.assert_array_equal, final_params(folder / "longer"), final_params(folder / "dmpo"))
 
 
+def test_a_kept_rollout_survives_a_stop_between_its_cycles(folder):
+    """Three cycles to a rollout, stopped after the fourth: the fifth and sixth still learn from the second rollout."""
+    command = ("train", "dmpo.toml", "--set", "rollout.staleness=2", "--set", "run.samples_every=1")
+    for name, stops in (("kept", (8,)), ("kept-in-parts", (4, 8))):
+        for cycles in stops:
+            code, _, err = finish(dmpo(*command, "--run-dir", name, "--set", f"run.cycles={cycles}", cwd=folder))
+            assert code == 0, err
+    found, wanted = (without_times(lines(folder / n / "metrics.jsonl")) for n in ("kept-in-parts", "kept"))
+    assert [entry["loss"] for entry in found] == [entry["loss"] for entry in wanted]
+    assert [entry["rollout_age"] for entry in wanted] == [0, 1, 2, 0, 1, 2, 0, 1]
+    texts = [entry["completion"] for entry in lines(folder / "kept" / "samples.jsonl") if "completion" in entry]
+    per_cycle = [texts[start : start + 8] for start in range(0, len(texts), 8)]
+    assert per_cycle[0] == per_cycle[1] == per_cycle[2] != per_cycle[3] == per_cycle[5]
+    jax.tree.map(np.testing.assert_array_equal, final_params(folder / "kept-in-parts"), final_params(folder / "kept"))
+
+
 def test_kill_9_at_random_moments_then_the_same_command(folder):
     """Three kills, the first before any cycle is saved; the end equals the unbroken run, bit for bit."""
     command = (

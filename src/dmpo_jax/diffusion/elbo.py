@@ -49,12 +49,13 @@ def masked_log_probs(
     mask_id: int,
     config: ModelConfig,
     chunk: int = 32,
+    paired: bool = True,
 ) -> jax.Array:
     """`f32[B, R/2, L]`: each live token's log-probability in that member of its antithetic pair which masks it.
 
     masked `bool[B, R, L]` as in `Masks`, completion `int32[B, L]`. Positions that are not live are masked in every
     replicate and never scored, so what stands there has no effect. A pair masks every live position once: its
-    two forwards share one packed head evaluation of L positions.
+    two forwards share one packed head evaluation of L positions. Not paired: `f32[B, R, L]`, every replicate's own.
     """
     batch, replicates, length = masked.shape
     half = replicates // 2
@@ -62,9 +63,10 @@ def masked_log_probs(
     hidden = completion_hidden(params, shown.reshape(-1, length), repeat(prompts, replicates), config)
     shape = (batch, replicates, length, config.d_model)
     hidden = jnp.reshape(hidden, shape, out_sharding=meshes.activation(("rows", None, None, None), shape))
-    packed = jnp.where(masked[:, :half, :, None], hidden[:, :half], hidden[:, half:])
-    targets = jnp.broadcast_to(completion[:, None], (batch, half, length))
-    return token_log_probs(params, packed, targets, config, chunk)
+    if paired:
+        hidden = jnp.where(masked[:, :half, :, None], hidden[:, :half], hidden[:, half:])
+    targets = jnp.broadcast_to(completion[:, None], hidden.shape[:3])
+    return token_log_probs(params, hidden, targets, config, chunk)
 
 
 def elbo(
@@ -79,13 +81,41 @@ def elbo(
     chunk: int = 32,
 ) -> jax.Array:
     """ELBO estimate `f32[B]` in nats: the mean over replicates of coefficient x sum of masked log-probabilities."""
-    replicates = masks.masked.shape[1]
-    half = replicates // 2
+    scored = _scored(params, prompts, completion, masks, live, mask_id, config, chunk)
+    return jnp.sum(scored, axis=(1, 2)) / masks.masked.shape[1]
+
+
+def elbo_replicates(
+    params: dict,
+    prompts: Prompts,
+    completion: jax.Array,
+    masks: Masks,
+    live: jax.Array,
+    *,
+    mask_id: int,
+    config: ModelConfig,
+    chunk: int = 32,
+) -> jax.Array:
+    """Every replicate's own estimate `f32[B, R]`, whose mean over R is `elbo`."""
+    scored = _scored(params, prompts, completion, masks, live, mask_id, config, chunk)
+    if masks.paired:
+        first = masks.masked[:, : masks.masked.shape[1] // 2]
+        scored = jnp.concatenate([jnp.where(first, scored, 0.0), jnp.where(first, 0.0, scored)], axis=1)
+    return jnp.sum(scored, axis=-1)
+
+
+def _scored(
+    params, prompts, completion, masks: Masks, live, mask_id: int, config: ModelConfig, chunk: int
+) -> jax.Array:
+    """Weighted log-probabilities: `f32[B, R/2, L]` of paired masks, `f32[B, R, L]` of others; 0 where nothing counts."""
+    half = masks.masked.shape[1] // 2
     log_probs = masked_log_probs(
-        params, prompts, completion, masks.masked, live, mask_id=mask_id, config=config, chunk=chunk
-    )
+        params, prompts, completion, masks.masked, live,
+        mask_id=mask_id, config=config, chunk=chunk, paired=masks.paired,
+    )  # fmt: skip
+    # Select before multiplying: what does not count must not reach the sum even if it is not finite.
     coefficient = masks.coefficient[..., None]
-    weight = jnp.where(masks.masked[:, :half], coefficient[:, :half], coefficient[:, half:])
-    # Select before multiplying: what is not live must not reach the sum even if it is not finite.
-    scored = jnp.where(live[:, None], log_probs, 0.0) * weight
-    return jnp.sum(scored, axis=(1, 2)) / replicates
+    if masks.paired:
+        weight = jnp.where(masks.masked[:, :half], coefficient[:, :half], coefficient[:, half:])
+        return jnp.where(live[:, None], log_probs, 0.0) * weight
+    return jnp.where(masks.masked & live[:, None], log_probs, 0.0) * coefficient

@@ -1,6 +1,6 @@
 """Mask laws: which completion tokens are hidden from the denoiser, and the weight that makes an ELBO of it."""
 
-from typing import NamedTuple
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,18 @@ import jax.numpy as jnp
 LAWS = ("exact", "published")
 
 
-class Masks(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Masks:
     """`masked bool[B, R, L]` and `coefficient f32[B, R]`, the weight of each replicate's summed log-probability.
 
-    Replicates are antithetic pairs: number r + R/2 hides exactly the live positions that number r shows.
+    Paired replicates are antithetic: number r + R/2 hides exactly the live positions that number r shows, so both share
+    one evaluation of the head. Replicates that are not paired may hide anything.
     """
 
     masked: jax.Array
     coefficient: jax.Array
+    paired: bool = dataclasses.field(default=True, metadata={"static": True})
 
 
 def coefficients(masked: jax.Array, live: jax.Array, law: str) -> jax.Array:
@@ -54,6 +58,18 @@ def draw_masks(keys: jax.Array, live: jax.Array, replicates: int, law: str) -> M
 
     level, position = jax.vmap(row)(keys)
     return masks_from_uniforms(level, position, live, law)
+
+
+def draw_counted(keys: jax.Array, count: jax.Array, live: jax.Array) -> jax.Array:
+    """`bool[B, R, L]`: exactly `count int32[B, R]` of a row's live positions `bool[B, L]`, uniformly at random."""
+
+    def row(key, count, live):
+        draws = jax.random.uniform(key, (count.shape[0], live.shape[0]))
+        order = jnp.argsort(jnp.where(live, draws, 2.0), axis=-1)
+        rank = jnp.argsort(order, axis=-1)
+        return (rank < count[:, None]) & live
+
+    return jax.vmap(row)(keys, count, live)
 
 
 def row_keys(key: jax.Array, rows: jax.Array) -> jax.Array:

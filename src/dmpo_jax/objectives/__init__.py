@@ -1,5 +1,19 @@
-"""Training methods, one file each, chosen by `objective.name`."""
+"""Training methods, chosen by `objective.name`: each is the module of that name in this folder."""
 
-from dmpo_jax.objectives import denoise, dmpo
+import importlib
 
-OBJECTIVES = {"denoise": denoise, "dmpo": dmpo}
+NAMES = (
+    "agrpo",
+    "coupled_grpo",
+    "denoise",
+    "diffu_grpo",
+    "dmpo",
+    "espo",
+    "gdpo",
+    "spg",
+    "topd",
+    "tracerl",
+    "wd1",
+    "wddo",
+)
+OBJECTIVES = {name: importlib.import_module(f"{__name__}.{name}") for name in NAMES}

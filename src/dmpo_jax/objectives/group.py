@@ -70,6 +70,18 @@ def effective_sample_size(weight: jax.Array, log_mass: jax.Array) -> jax.Array:
     )
 
 
+def entropy(weight: jax.Array) -> jax.Array:
+    """`f32[P]` in nats: -sum w log w of weights that sum to 1; 0 where one rollout has it all, log N where all are equal."""
+    return -jnp.sum(jnp.where(weight > 0, weight * jnp.log(jnp.where(weight > 0, weight, 1.0)), 0.0), axis=1)
+
+
+def mean(weight: jax.Array, log_mass: jax.Array) -> jax.Array:
+    """Mean weight of the rows that count, at each of them; 0 at the others. 1 / N for weights that sum to 1."""
+    counted = log_mass > -jnp.inf
+    total = jnp.sum(jnp.where(counted, weight, 0.0), axis=1, keepdims=True)
+    return jnp.where(counted, total / jnp.maximum(group_size(log_mass)[:, None], 1.0), 0.0)
+
+
 def adaptive_coefficient(
     scores: jax.Array, log_mass: jax.Array, target: float, most: float, iterations: int = 30
 ) -> jax.Array:

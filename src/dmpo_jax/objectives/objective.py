@@ -5,6 +5,9 @@ A method is a module with `Config` (a frozen dataclass of its settings, with `va
 
     prepare(params, reference, rollout, key, config, context) -> Prepared      once per cycle
     loss(params, rollout, prepared, key, config, context) -> (loss, metrics)   at every update
+
+Methods on ELBOs (dmpo, wddo, gdpo, espo) also have `loss_on(params, rollout, prepared, masks, config, context)`, the same for
+given masks of all P * N rows; those whose weights need masks (dmpo, wddo) have `prepare_on` likewise.
 """
 
 import dataclasses
@@ -14,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from dmpo_jax.diffusion.canvas import Prompts, repeat
-from dmpo_jax.diffusion.elbo import elbo
-from dmpo_jax.diffusion.masking import draw_masks, row_keys
+from dmpo_jax.diffusion.elbo import elbo, elbo_replicates
+from dmpo_jax.diffusion.masking import Masks, draw_masks, row_keys
 from dmpo_jax.diffusion.sampler import SamplerConfig
 from dmpo_jax.model.parameters import ModelConfig
 from dmpo_jax.parallel.mesh import by_group, per_shard
@@ -64,6 +67,57 @@ class Context:
     loss_chunk: int = 32  # completion positions whose logits are alive together
 
 
+def given_rollout(prompts: Prompts, completion: jax.Array, live: jax.Array, reward: jax.Array) -> Rollout:
+    """A rollout of given completions `int32[P, N, L]` with rewards `f32[P, N]`, without the trace of a decoding."""
+    groups, size, _ = completion.shape
+    nothing = jnp.zeros(completion.shape, jnp.float32)
+    return Rollout(
+        prompts=prompts,
+        row=jnp.arange(groups * size, dtype=jnp.int32).reshape(groups, size),
+        completion=completion,
+        step=nothing.astype(jnp.int32),
+        log_prob=nothing,
+        sampled_log_prob=nothing,
+        entropy=None,
+        live=live,
+        reward=reward,
+    )
+
+
+def rollout_masks(rollout: Rollout, live: jax.Array, key: jax.Array, replicates: int, law: str) -> Masks:
+    """Antithetic masks of all P * N completions over their live tokens `bool[P, N, L]`, keyed by (key, global row)."""
+    return per_shard(
+        lambda key, rows: draw_masks(row_keys(key, rows[0]), rows[1], replicates, law),
+        key,
+        (rollout.row.reshape(-1), live.reshape(-1, live.shape[-1])),
+    )
+
+
+def _of_rollout(estimate, params: dict, rollout: Rollout, live: jax.Array, masks: Masks, context: Context) -> jax.Array:
+    groups, size, length = rollout.completion.shape
+    value = estimate(
+        params,
+        repeat(rollout.prompts, size),
+        rollout.completion.reshape(-1, length),
+        masks,
+        live.reshape(-1, length),
+        mask_id=context.mask_id,
+        config=context.model,
+        chunk=context.loss_chunk,
+    )
+    return by_group(value, groups)
+
+
+def elbo_on(params: dict, rollout: Rollout, live: jax.Array, masks: Masks, context: Context) -> jax.Array:
+    """ELBO `f32[P, N]` of every completion under `params` for given masks of all P * N rows."""
+    return _of_rollout(elbo, params, rollout, live, masks, context)
+
+
+def elbo_replicates_on(params: dict, rollout: Rollout, live: jax.Array, masks: Masks, context: Context) -> jax.Array:
+    """Every mask's own estimate `f32[P, N, R]`, whose mean over R is `elbo_on`."""
+    return _of_rollout(elbo_replicates, params, rollout, live, masks, context)
+
+
 def rollout_elbo(
     params: dict, rollout: Rollout, live: jax.Array, key: jax.Array, replicates: int, law: str, context: Context
 ) -> jax.Array:
@@ -71,24 +125,7 @@ def rollout_elbo(
 
     The same key gives the same masks, so two sets of parameters are compared on equal terms.
     """
-    groups, size, length = rollout.completion.shape
-    flat_live = live.reshape(-1, length)
-    masks = per_shard(
-        lambda key, rows: draw_masks(row_keys(key, rows[0]), rows[1], replicates, law),
-        key,
-        (rollout.row.reshape(-1), flat_live),
-    )
-    value = elbo(
-        params,
-        repeat(rollout.prompts, size),
-        rollout.completion.reshape(-1, length),
-        masks,
-        flat_live,
-        mask_id=context.mask_id,
-        config=context.model,
-        chunk=context.loss_chunk,
-    )
-    return by_group(value, groups)
+    return elbo_on(params, rollout, live, rollout_masks(rollout, live, key, replicates, law), context)
 
 
 def normalizer(live: jax.Array, kind: str) -> jax.Array:

@@ -12,11 +12,12 @@ from dmpo_jax.config import Config
 from dmpo_jax.evaluation.evaluate import load_examples
 from dmpo_jax.model.lora import policy_of
 from dmpo_jax.parallel.mesh import make_mesh, row_shards
-from dmpo_jax.training.cycle import demonstrations, make_cycle, roll_out, take_update
+from dmpo_jax.training.cycle import demonstrations, empty_replay, make_cycle, roll_out, take_update
 from dmpo_jax.training.data import Batches, encode, place
 from dmpo_jax.training.flops import matmul_peak, phase_flops
 from dmpo_jax.training.setup import make_setup
 from dmpo_jax.training.state import fresh_state
+from dmpo_jax.training.teacher import load_teacher, with_teacher
 
 
 def bench(config: Config, repeats: int) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def bench(config: Config, repeats: int) -> dict[str, Any]:
 
     `updates` is one update's time times their number; `cycle` is the one program that training runs.
     """
-    setup = make_setup(config)
+    setup = with_teacher(make_setup(config))
     shape = config.mesh.shape(jax.device_count())
     mesh = make_mesh(shape)
     config.validate_mesh(row_shards(mesh), shape)
@@ -33,9 +34,11 @@ def bench(config: Config, repeats: int) -> dict[str, Any]:
     data = encode(examples, setup.tokenizer, rollout_config.completion_length, rollout_config.prompt_buckets)
     with jax.set_mesh(mesh):
         batch = place(Batches(data, rollout_config.prompts, config.run.seed, rollout_config.prompt_buckets)[0], mesh)
-        state = fresh_state(setup, mesh)
+        state = fresh_state(setup, mesh, teacher=load_teacher(setup, mesh))
+        if rollout_config.staleness:
+            state = state.replace(replay=empty_replay(state, batch, setup))
         policy = policy_of(state.params, state.base, config.lora)
-        reference = None if state.reference is None else policy_of(state.reference, state.base, config.lora)
+        reference = state.teacher if state.reference is None else policy_of(state.reference, state.base, config.lora)
         key = jax.random.key(0)
         settings, objective, context = config.objective, setup.objective, setup.context
         peak = matmul_peak()

@@ -16,12 +16,13 @@ FOLDER = "checkpoints"
 class Checkpoints:
     """The checkpoints of one run folder. Parameters are an item of their own, so they can be read without the rest.
 
-    A frozen base is not saved: the run makes it again from where it came, and its digest in the meta data tells.
+    A frozen base and a teacher are not saved: the run makes them again from where they came, and their digests in the
+    meta data tell.
     """
 
-    def __init__(self, run_dir: Path, config: CheckpointConfig = CheckpointConfig(), *, read_only: bool = False):
-        """Opens (and, unless read-only, makes) `run_dir/checkpoints`."""
-        options = ocp.CheckpointManagerOptions(max_to_keep=config.keep, create=not read_only, read_only=read_only)
+    def __init__(self, run_dir: Path, config: CheckpointConfig = CheckpointConfig(), *, make: bool = True):
+        """Opens `run_dir/checkpoints`, and makes it unless told not to. Only `save` writes or deletes anything in it."""
+        options = ocp.CheckpointManagerOptions(max_to_keep=config.keep, create=make)
         self._manager = ocp.CheckpointManager((run_dir / FOLDER).absolute(), options=options)
 
     @property
@@ -31,27 +32,25 @@ class Checkpoints:
 
     def save(self, cycle: int, state: State, meta: dict[str, Any]) -> None:
         """Copies the state off the devices now and writes it in the background."""
-        rest = {"reference": state.reference, "optimizer": state.optimizer, "cycle": state.cycle}
         self._manager.save(
             cycle,
             args=ocp.args.Composite(
                 params=ocp.args.StandardSave(state.params),
-                rest=ocp.args.StandardSave(rest),
+                rest=ocp.args.StandardSave(_rest(state)),
                 meta=ocp.args.JsonSave(meta),
             ),
             force=True,
         )
 
     def restore(self, like: State) -> tuple[State, dict[str, Any]]:
-        """The newest state, with the shapes, shardings and base of `like`, and its meta data."""
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like.replace(base=None))
-        rest = {"reference": abstract.reference, "optimizer": abstract.optimizer, "cycle": abstract.cycle}
+        """The newest state, with the shapes, shardings, base and teacher of `like`, and its meta data."""
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like.replace(base=None, teacher=None))
         saved = self._read(
             params=ocp.args.StandardRestore(abstract.params),
-            rest=ocp.args.StandardRestore(rest),
+            rest=ocp.args.StandardRestore(_rest(abstract)),
             meta=ocp.args.JsonRestore(),
         )
-        return State(saved.params, **saved.rest, base=like.base), saved.meta
+        return State(saved.params, **saved.rest, base=like.base, teacher=like.teacher), saved.meta
 
     def restore_params(self, shapes: Any, shardings: Any) -> Any:
         """The newest parameters alone, in the given layout."""
@@ -77,11 +76,16 @@ class Checkpoints:
         self._manager.close()
 
 
+def _rest(state: State) -> dict[str, Any]:
+    rest = {"reference": state.reference, "optimizer": state.optimizer, "cycle": state.cycle}
+    return rest | ({} if state.replay is None else {"replay": state.replay})
+
+
 def load_params(run_dir: Path, shapes: Any, shardings: Any) -> Any:
     """Parameters of the newest checkpoint of a run folder. Raises UserError when it has none."""
     if not (run_dir / FOLDER).is_dir():
         raise UserError(f"{run_dir}: no {FOLDER} folder; give the folder of a run that has saved one")
-    checkpoints = Checkpoints(run_dir, read_only=True)
+    checkpoints = Checkpoints(run_dir, make=False)
     try:
         if checkpoints.latest is None:
             raise UserError(f"{run_dir / FOLDER}: holds no complete checkpoint; let that run reach one first")

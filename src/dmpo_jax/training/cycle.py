@@ -1,7 +1,7 @@
 """The whole method on one page: `cycle(state, batch) -> (state, record)` is one XLA program.
 
 Roll out a group of completions per prompt, grade them, prepare what the objective needs (ELBOs, weights), and take its
-updates. No callback, no host work in between.
+updates. No callback, no host work in between. With `rollout.staleness`, later cycles take their updates on the same rollout.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from dmpo_jax.parallel.mesh import by_group, per_shard, split_groups
 from dmpo_jax.tasks.bytes import to_bytes
 from dmpo_jax.training.data import Batch
 from dmpo_jax.training.setup import Setup
-from dmpo_jax.training.state import State, optimizer_of
+from dmpo_jax.training.state import Replay, State, optimizer_of
 
 ROLLOUT_STREAM, PREPARE_STREAM, UPDATE_STREAM = range(3)
 DROPOUT_STREAM = 2**31  # of an update's key; rows have the small numbers
@@ -38,35 +38,33 @@ class Record(NamedTuple):
 def make_cycle(setup: Setup) -> Callable[[State, Batch], tuple[State, Record]]:
     """The cycle of a configuration, to be jitted with its state donated."""
     objective, context, settings = setup.objective, setup.context, setup.config.objective
+    staleness = setup.config.rollout.staleness
 
     def cycle(state: State, batch: Batch) -> tuple[State, Record]:
-        key = jax.random.fold_in(jax.random.key(setup.config.run.seed), state.cycle)
-        stream = lambda number: jax.random.fold_in(key, number)  # noqa: E731
+        age = state.cycle % (1 + staleness)
+        stream = lambda cycle, number: jax.random.fold_in(  # noqa: E731
+            jax.random.fold_in(jax.random.key(setup.config.run.seed), cycle), number
+        )
         policy = lambda params: policy_of(params, state.base, setup.config.lora)  # noqa: E731
         reference = state.reference
         if settings.reference_sync:
             due = state.cycle % settings.reference_sync == 0
             reference = jax.tree.map(lambda new, old: jnp.where(due, new, old), state.params, reference)
 
-        if objective.ROLLOUT:
-            rollout, components, forwards = roll_out(policy(state.params), batch, stream(ROLLOUT_STREAM), setup)
-            metrics = _rollout_metrics(rollout, components, forwards)
-        else:
-            rollout, components, metrics = demonstrations(batch, setup), {}, {}
+        fresh = lambda: gather(state, batch, stream(state.cycle, ROLLOUT_STREAM), setup)  # noqa: E731
+        replay = jax.lax.cond(age == 0, fresh, lambda: state.replay) if staleness else None
+        rollout, components, metrics, params_then = replay if staleness else fresh()
         with jax.named_scope("prepare"):
-            prepared = objective.prepare(
-                policy(state.params),
-                None if reference is None else policy(reference),
-                rollout,
-                stream(PREPARE_STREAM),
-                settings,
-                context,
-            )
-        metrics |= prepared.metrics
+            compared = state.teacher if reference is None else policy(reference)
+            prepare_key = stream(state.cycle - age, PREPARE_STREAM)  # the same masks, so the same weights, at every age
+            prepared = objective.prepare(policy(params_then), compared, rollout, prepare_key, settings, context)
+        metrics = metrics | prepared.metrics
+        if staleness:
+            metrics["rollout_age"] = age.astype(jnp.float32)
 
         def update(carry, number):
             params, optimizer = carry
-            update_key = jax.random.fold_in(stream(UPDATE_STREAM), number)
+            update_key = jax.random.fold_in(stream(state.cycle, UPDATE_STREAM), number)
             params, optimizer, step_metrics = take_update(
                 params, optimizer, rollout, prepared, update_key, setup, state.base
             )
@@ -78,11 +76,27 @@ def make_cycle(setup: Setup) -> Callable[[State, Batch], tuple[State, Record]]:
             )
         metrics |= jax.tree.map(jnp.mean, steps) | {"param_norm": optax.tree.norm(params)}
         return (
-            State(params, reference, optimizer, state.cycle + 1, state.base),
+            State(params, reference, optimizer, state.cycle + 1, state.base, state.teacher, replay),
             Record(metrics, rollout.completion, components),
         )
 
     return cycle
+
+
+def gather(state: State, batch: Batch, key: jax.Array, setup: Setup) -> Replay:
+    """The examples of a batch to learn from: rollouts of the current policy, or the given demonstrations."""
+    if not setup.objective.ROLLOUT:
+        return Replay(demonstrations(batch, setup), {}, {}, state.params)
+    policy = policy_of(state.params, state.base, setup.config.lora)
+    rollout, components, forwards = roll_out(policy, batch, key, setup)
+    return Replay(rollout, components, _rollout_metrics(rollout, components, forwards), state.params)
+
+
+def empty_replay(state: State, batch: Batch, setup: Setup) -> Replay:
+    """Zeros in the shape and layout of what the first cycle will keep."""
+    shapes = jax.eval_shape(lambda state, batch: gather(state, batch, jax.random.key(0), setup), state, batch)
+    place = jax.tree.map(lambda x: x.sharding, shapes)
+    return jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), out_shardings=place)()
 
 
 def decode(

@@ -21,19 +21,20 @@ from dmpo_jax.parallel.mesh import make_mesh, row_shards
 from dmpo_jax.training import run_folder
 from dmpo_jax.training.alarms import Alarms
 from dmpo_jax.training.checkpoint import Checkpoints
-from dmpo_jax.training.cycle import Record, make_cycle
+from dmpo_jax.training.cycle import Record, empty_replay, make_cycle
 from dmpo_jax.training.data import Batches, encode, place
 from dmpo_jax.training.initial import check_start, initial_policy
 from dmpo_jax.training.metrics import JsonLines, Progress, read_json, write_text
 from dmpo_jax.training.setup import Setup, make_setup
 from dmpo_jax.training.state import State, fresh_state
+from dmpo_jax.training.teacher import load_teacher, with_teacher
 
 PREEMPTED = 17
 
 
 def train(config: Config, run_dir: Path) -> int:
     """Runs, or goes on with, a configuration in its folder. Returns the exit code: 0 done, 17 stopped after saving."""
-    setup = make_setup(config)
+    setup = with_teacher(make_setup(config))
     shape = config.mesh.shape(jax.device_count())
     mesh = make_mesh(shape)
     config.validate_mesh(row_shards(mesh), shape)
@@ -62,6 +63,7 @@ class _Run:
         self.compiled: dict[int, Any] = {}
         self.compile_seconds = 0.0
         self.stop = False
+        self.validated: dict[str, Any] | None = None  # the newest validation's result
         self.alarms = Alarms()
 
     def go(self) -> int:
@@ -79,10 +81,10 @@ class _Run:
             if done == self.config.run.cycles and not self._finished():
                 self._finish(state)
         finally:
-            signal.signal(signal.SIGTERM, previous)
             self.metrics.close()
             self.samples.close()
             self.checkpoints.close()
+            signal.signal(signal.SIGTERM, previous)  # only now is everything written
         if done < self.config.run.cycles:
             print(f"stopped after cycle {done}, saved; run the same command to go on", flush=True)
             return PREEMPTED
@@ -101,8 +103,12 @@ class _Run:
     def _start(self) -> tuple[State, int, float]:
         resumes, adapted = self.checkpoints.latest is not None, self.config.lora.rank > 0
         base, params = initial_policy(self.setup, self.mesh) if adapted or not resumes else (None, None)
-        state = fresh_state(self.setup, self.mesh, params, base)
-        self.base = None if base is None else int(digest(base))
+        state = fresh_state(self.setup, self.mesh, params, base, load_teacher(self.setup, self.mesh))
+        if self.config.rollout.staleness:
+            state = state.replace(replay=empty_replay(state, place(self.batches[0], self.mesh), self.setup))
+        self.frozen = {
+            name: int(digest(tree)) for name in ("base", "teacher") if (tree := getattr(state, name)) is not None
+        }
         self.trained = sum(x.size for x in jax.tree.leaves(state.params))
         if not resumes:
             count = f"{count_params(self.setup.model):,} parameters"
@@ -110,11 +116,12 @@ class _Run:
             print(f"{count}, mesh {self.mesh.shape}", flush=True)
             return state, 0, 0.0
         state, meta = self.checkpoints.restore(state)
-        if meta.get("base") != self.base:
-            raise UserError(
-                f"{self.run_dir}: its adapters belong to other base weights than those that model.pretrained or "
-                "run.start_from now hold; put the former ones back"
-            )
+        for name, source in (("base", "model.pretrained or run.start_from"), ("teacher", "objective.teacher")):
+            if meta.get(name) != self.frozen.get(name):
+                raise UserError(
+                    f"{self.run_dir}: belongs to other {name} weights than those that {source} now holds; put the former "
+                    "ones back"
+                )
         print(f"resuming after cycle {meta['cycle']}", flush=True)
         return state, meta["cycle"], meta["seconds"]
 
@@ -144,8 +151,11 @@ class _Run:
             self._save(done, state)
         return state, done
 
+    def _rollout_number(self, number: int) -> int:
+        return number // (1 + self.config.rollout.staleness)
+
     def _dispatch(self, state: State, number: int) -> tuple[State, Record]:
-        batch = place(self.batches[number], self.mesh)
+        batch = place(self.batches[self._rollout_number(number)], self.mesh)
         width = batch.prompts.tokens.shape[1]
         if width not in self.compiled:
             start = time.monotonic()
@@ -186,7 +196,7 @@ class _Run:
 
     def _write_samples(self, cycle: int, record: Record, most: int = 8) -> None:
         record = jax.device_get(record)
-        for p, number in enumerate(self.batches.index(cycle - 1)[:most]):
+        for p, number in enumerate(self.batches.index(self._rollout_number(cycle - 1))[:most]):
             example = self.examples[number]
             entry = {"cycle": cycle, "prompt": example.prompt, "truth": example.truth}
             entry["completion"] = self.setup.tokenizer.decode(record.completion[p, 0])
@@ -197,7 +207,8 @@ class _Run:
 
     def _validate(self, state: State) -> dict[str, float]:
         with jax.transfer_guard("allow"):
-            result, _ = self.validation.run(self._policy(state))
+            self.validated, _ = self.validation.run(self._policy(state))
+        result = self.validated
         return {"eval/accuracy": result["accuracy"], "eval/exact": result["exact"]}
 
     def _save(self, cycle: int, state: State) -> None:
@@ -205,7 +216,7 @@ class _Run:
         self.samples.flush()
         seconds = self.seconds + time.monotonic() - self.started
         meta = {"cycle": cycle, "seconds": seconds, "config": self.config.to_toml(), "digest": self.config.digest()}
-        meta["base"] = self.base
+        meta |= self.frozen
         with jax.transfer_guard("allow"):
             self.checkpoints.save(cycle, state, meta)
         self.clock = time.monotonic()
@@ -235,7 +246,7 @@ class _Run:
             "versions": {name: importlib.metadata.version(name) for name in ("dmpo_jax", "jax", "optax", "numpy")},
             **before,
         }
-        summary["validation_after"], _ = self.validation.run(self._policy(state))
+        summary["validation_after"] = self.validated or self.validation.run(self._policy(state))[0]
         if self.test:
             summary["test_after"], items = self.test.run(self._policy(state))
             write_items(self.run_dir / "eval" / "after.jsonl", items)

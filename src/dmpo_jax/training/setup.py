@@ -22,6 +22,7 @@ class Setup:
     config: Config
     tokenizer: Tokenizer | PretrainedTokenizer
     task: Task
+    teacher: ModelConfig | None = None  # of the objective's teacher, where it has one
 
     @functools.cached_property
     def model(self) -> ModelConfig:
@@ -39,7 +40,7 @@ class Setup:
         """What the objective's functions need to know."""
         return Context(
             model=self.model,
-            reference_model=self.model,
+            reference_model=self.teacher or self.model,
             mask_id=self.tokenizer.mask_id,
             eos_id=self.tokenizer.eos_id,
             sampler=self.config.sampler,

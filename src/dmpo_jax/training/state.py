@@ -1,6 +1,6 @@
 """Everything a run changes as it goes."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,18 @@ from flax import struct
 from dmpo_jax.model.lora import adapter_specs, init_adapters
 from dmpo_jax.model.parameters import init_params, param_shardings, shardings
 from dmpo_jax.model.quantize import store_tree, stored_specs
+from dmpo_jax.objectives.objective import Rollout
 from dmpo_jax.training.optimizer import make_optimizer
 from dmpo_jax.training.setup import Setup
+
+
+class Replay(NamedTuple):
+    """What is learned from: a graded rollout, its reward components and metrics, and the parameters that drew it."""
+
+    rollout: Rollout
+    components: dict[str, jax.Array]
+    metrics: dict[str, jax.Array]
+    params: Any
 
 
 @struct.dataclass
@@ -18,6 +28,8 @@ class State:
     """`cycle int32[]` counts finished cycles; `reference` is None for objectives that learn from demonstrations.
 
     Under LoRA, params and reference are adapters (`{}`: the adapter off) on the frozen `base`; else base is None.
+    `teacher`, another model's frozen parameters, takes the reference's place where the objective names one. `replay` is
+    kept from one cycle to the next under `rollout.staleness`.
     """
 
     params: Any
@@ -25,6 +37,8 @@ class State:
     optimizer: Any
     cycle: jax.Array
     base: Any = None
+    teacher: Any = None
+    replay: Replay | None = None
 
 
 def optimizer_of(setup: Setup):
@@ -39,7 +53,9 @@ def random_base(setup: Setup, mesh: jax.sharding.Mesh) -> Any:
     return jax.jit(make, out_shardings=shardings(stored_specs(setup.model), mesh))()
 
 
-def fresh_state(setup: Setup, mesh: jax.sharding.Mesh, params: Any = None, base: Any = None) -> State:
+def fresh_state(
+    setup: Setup, mesh: jax.sharding.Mesh, params: Any = None, base: Any = None, teacher: Any = None
+) -> State:
     """State before the first cycle, from given parameters or random ones; the reference starts as their copy.
 
     Under LoRA, params are adapters on `base`; the reference of fresh ones, whose product is zero, is the base itself.
@@ -58,8 +74,8 @@ def fresh_state(setup: Setup, mesh: jax.sharding.Mesh, params: Any = None, base:
     def start(params) -> State:
         copy = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731  (donation needs buffers of their own)
         reference = None
-        if setup.objective.ROLLOUT:
+        if setup.objective.ROLLOUT and teacher is None:
             reference = {} if adapter_off else copy(params)
         return State(copy(params), reference, optimizer_of(setup).init(params), jnp.int32(0))
 
-    return jax.jit(start)(params).replace(base=base)
+    return jax.jit(start)(params).replace(base=base, teacher=teacher)

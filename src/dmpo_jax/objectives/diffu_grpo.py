@@ -1,0 +1,129 @@
+"""diffu-GRPO, the policy gradient of d1 (arXiv 2504.12216): a clipped surrogate per token on the mean-field likelihood.
+
+Every token's log-probability is read off one forward with the whole completion hidden and prompt tokens hidden with
+probability 0.15, anew at each update and alike for the policy, the rollout policy and the reference:
+
+    A_n   = r_n - mean of the group
+    rho_d = p_theta(o_d | q') / p_old(o_d | q')
+    loss  = sum_{n, live d} [ -min(rho_d A_n, clip(rho_d, 1 - eps, 1 + eps) A_n) + beta k3(log p_theta - log p_ref) ] / tokens
+
+k3(x) = exp(-x) + x - 1. Live tokens end with the first end-of-sequence token.
+
+Biased: the sampler never draws all tokens from one fully hidden state, so rho is not a ratio of probabilities of what was
+sampled, and the product of the tokens' probabilities is neither an estimate nor a bound of the completion's. It is
+exact only for a sampler that commits the whole completion in one step (and with no prompt token hidden).
+
+Unlike the published code: the sum is divided by the tokens of the whole batch, not of one device's micro-batch, so the
+loss does not depend on how rows are spread; prompts are hidden by keys of their own instead of by reseeding the
+global generator, which there restarts the sampler's noise as well; the reference really follows `reference_sync`, which
+there does nothing under adapters.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from dmpo_jax.diffusion.canvas import Prompts
+from dmpo_jax.diffusion.sampler_config import SamplerConfig
+from dmpo_jax.errors import UserError
+from dmpo_jax.objectives import policy_gradient as pg
+from dmpo_jax.objectives.mean_field import (
+    check_group_settings,
+    check_prompt_mask,
+    masked_prompts,
+    mean_field_log_probs,
+)
+from dmpo_jax.objectives.objective import Context, Prepared, Rollout
+
+ROLLOUT = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of the `diffu_grpo` objective."""
+
+    name: str = "diffu_grpo"
+    advantage: str = "mean"  # reward less the group's: mean | leave_one_out | z_score
+    epsilon: float = 0.5  # clip range of the ratio on either side of 1
+    beta: float = 0.04  # strength of the KL to the reference; 0: none, and no reference forward
+    prompt_mask: float = 0.15  # probability that a prompt token is hidden
+    updates: int = 12  # gradient updates per rollout batch (mu); 8 for Countdown and Sudoku
+    reference_sync: int = 0  # every so many cycles the reference becomes the policy; 0: never
+
+    def validate(self, group_size: int, sampler: SamplerConfig) -> None:
+        """Raises UserError on a setting out of range."""
+        check_clipped(self, group_size)
+        check_prompt_mask(self.prompt_mask)
+
+
+def check_clipped(config, group_size: int) -> None:
+    """Raises UserError unless a clipped surrogate per token with these settings makes sense."""
+    check_group_settings(config, group_size)
+    if config.advantage not in pg.ADVANTAGES:
+        raise UserError(f'objective.advantage = "{config.advantage}": expected one of {", ".join(pg.ADVANTAGES)}')
+    if not 0 < config.epsilon <= 1:
+        raise UserError(f"objective.epsilon = {config.epsilon}: expected above 0 and at most 1")
+    if not config.beta >= 0:
+        raise UserError(f"objective.beta = {config.beta}: expected 0 (no KL) or more")
+    if not 0 <= config.reference_sync < 2**31:
+        raise UserError(f"objective.reference_sync = {config.reference_sync}: expected 0 (never) or a number of cycles")
+    if config.reference_sync and not config.beta:
+        raise UserError(
+            f"objective.reference_sync = {config.reference_sync} has no effect with objective.beta = 0, which uses no "
+            "reference; set beta, or leave reference_sync out"
+        )
+
+
+def prepare(
+    params: dict, reference: dict, rollout: Rollout, key: jax.Array, config: Config, context: Context
+) -> Prepared:
+    """Advantages and the batch's mean length, `f32[P, N]`; the rollout policy and, for the KL, the reference."""
+    groups = {
+        "advantage": pg.advantages(rollout.reward, config.advantage),
+        "mean_length": pg.mean_length(rollout.live),
+    }
+    whole = {"old": params, "reference": reference} if config.beta else {"old": params}
+    return Prepared(groups=groups, whole=whole, metrics=pg.rollout_metrics(rollout))
+
+
+def loss(
+    params: dict, rollout: Rollout, prepared: Prepared, key: jax.Array, config: Config, context: Context
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Scalar loss of one update, with the prompt tokens that this update's key hides."""
+    prompts = masked_prompts(rollout, key, config.prompt_mask, context.mask_id)
+    return loss_on(params, rollout, prepared, prompts, config, context)
+
+
+def loss_on(
+    params: dict, rollout: Rollout, prepared: Prepared, prompts: Prompts, config: Config, context: Context
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Scalar loss of one update for given, partly hidden prompts of all P * N rows."""
+    return clipped_loss(lambda p: mean_field_log_probs(p, rollout, prompts, context), params, rollout, prepared, config)
+
+
+def clipped_loss(
+    log_probs: Callable[[dict], jax.Array], params: dict, rollout: Rollout, prepared: Prepared, config
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Mean over live tokens of the clipped surrogate and the KL, of any `log_probs(params) -> f32[P, N, L]`.
+
+    A completion whose reward is not finite has no surrogate; it still counts in the KL, which needs no reward.
+    """
+    whole, live = jax.lax.stop_gradient(prepared.whole), rollout.live
+    mean = lambda values: pg.mean_over_tokens(values, live, prepared.groups["mean_length"])  # noqa: E731
+    advantage = prepared.groups["advantage"][..., None]
+
+    log_prob = log_probs(params)
+    log_ratio = jnp.where(live, log_prob - log_probs(whole["old"]), 0.0)
+    total = -mean(pg.clipped_surrogate(log_ratio, advantage, config.epsilon, config.epsilon))
+    beyond = jnp.where(advantage > 0, jnp.exp(log_ratio) > 1 + config.epsilon, jnp.exp(log_ratio) < 1 - config.epsilon)
+    share = lambda condition: mean(condition.astype(jnp.float32))  # noqa: E731
+    metrics = pg.ratio_metrics(jnp.sum(log_ratio, axis=-1), rollout.reward) | {
+        "log_ratio/clamped": share(jnp.abs(log_ratio) > pg.LIMIT),  # of tokens, as the surrogate is theirs
+        "ratio/clipped": share(beyond & (advantage != 0)),
+    }
+    if config.beta:
+        kl = mean(pg.kl_k3(jnp.where(live, log_prob - log_probs(whole["reference"]), 0.0)))
+        total, metrics["kl"] = total + config.beta * kl, kl
+    return total, jax.lax.stop_gradient(metrics)

@@ -1,0 +1,82 @@
+"""Log-probabilities of completion tokens when a chosen part of the completion, and some of the prompt, is hidden.
+
+The mean-field likelihood of d1 (diffu-GRPO, arXiv 2504.12216) hides the whole completion and reads every token's
+log-probability off one forward: log p(o|q) is taken for sum_d log p(o_d | q). It ignores how the tokens of a completion
+depend on each other, so it is neither an estimate nor a bound of log p(o|q). Hiding some prompt tokens at random makes
+the forwards of several updates on one rollout batch differ.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from dmpo_jax.diffusion.canvas import Prompts, repeat
+from dmpo_jax.diffusion.elbo import token_log_probs
+from dmpo_jax.diffusion.forward import completion_hidden
+from dmpo_jax.diffusion.masking import row_keys
+from dmpo_jax.errors import UserError
+from dmpo_jax.objectives.objective import Context, Rollout
+from dmpo_jax.parallel import mesh as meshes
+from dmpo_jax.parallel.mesh import by_group, per_shard
+
+
+def masked_prompts(rollout: Rollout, key: jax.Array, rate: float, mask_id: int, views: int = 1) -> Prompts:
+    """The prompts of all rows, `views` of each, row-major `[P * N * views]`, every token hidden with probability `rate`.
+
+    Keyed by (key, global row): the same key hides the same tokens for every set of parameters, on every mesh.
+    """
+    prompts = repeat(rollout.prompts, rollout.completion.shape[1])
+
+    def on_shard(key, rows):
+        row, prompts = rows
+        width = prompts.tokens.shape[1]
+        draw = jax.vmap(lambda key: jax.random.uniform(key, (views, width)))(row_keys(key, row))
+        real = (jnp.arange(width) < prompts.length[:, None])[:, None]
+        tokens = jnp.where((draw < rate) & real, mask_id, prompts.tokens[:, None])
+        return Prompts(tokens.reshape(-1, width), jnp.repeat(prompts.length, views))
+
+    return per_shard(on_shard, key, (rollout.row.reshape(-1), prompts))
+
+
+def view_states(params: dict, rollout: Rollout, prompts: Prompts, hidden: jax.Array, context: Context) -> jax.Array:
+    """Hidden states `[P * N, V, L, D]` that score the completions' tokens in V views of each completion.
+
+    hidden `bool[P * N, V, L]` says what a view masks; prompts hold one row per view, as `masked_prompts` makes them.
+    """
+    length = rollout.completion.shape[-1]
+    shown = jnp.where(hidden, context.mask_id, rollout.completion.reshape(-1, length)[:, None])
+    states = completion_hidden(params, shown.reshape(-1, length), prompts, context.model)
+    shape = (*hidden.shape, context.model.d_model)
+    return jnp.reshape(states, shape, out_sharding=meshes.activation(("rows", None, None, None), shape))
+
+
+def view_log_probs(params: dict, rollout: Rollout, states: jax.Array, context: Context) -> jax.Array:
+    """fp32 log-probability `[P, N, V, L]` of every completion token from states `[P * N, V, L, D]`.
+
+    Of a token that its view shows it means nothing.
+    """
+    groups, _, length = rollout.completion.shape
+    targets = jnp.broadcast_to(rollout.completion.reshape(-1, length)[:, None], states.shape[:3])
+    return by_group(token_log_probs(params, states, targets, context.model, context.loss_chunk), groups)
+
+
+def mean_field_log_probs(params: dict, rollout: Rollout, prompts: Prompts, context: Context) -> jax.Array:
+    """fp32 log-probability `[P, N, L]` of every completion token with the whole completion hidden."""
+    everything = jnp.ones_like(rollout.live.reshape(-1, rollout.live.shape[-1]))[:, None]
+    states = view_states(params, rollout, prompts, everything, context)
+    return view_log_probs(params, rollout, states, context)[:, :, 0]
+
+
+def check_group_settings(config, group_size: int) -> None:
+    """Raises UserError unless completions can be compared within their group and `updates` is a sensible number."""
+    if group_size < 2:
+        raise UserError(
+            f"rollout.group = {group_size}: {config.name} compares the completions of a prompt, set 2 or more"
+        )
+    if not 1 <= config.updates <= 10_000:
+        raise UserError(f"objective.updates = {config.updates}: expected 1 to 10,000")
+
+
+def check_prompt_mask(rate: float) -> None:
+    """Raises UserError unless `rate` is a share of prompt tokens that leaves some of them."""
+    if not 0 <= rate < 1:
+        raise UserError(f"objective.prompt_mask = {rate}: expected 0 (off) or a share below 1")

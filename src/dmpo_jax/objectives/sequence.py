@@ -1,0 +1,66 @@
+"""What the sequence-level ratio methods ESPO and GDPO share: settings, and ELBOs of whole completions on the same masks."""
+
+import jax
+import jax.numpy as jnp
+
+from dmpo_jax.diffusion.masking import Masks
+from dmpo_jax.errors import UserError
+from dmpo_jax.objectives import policy_gradient as pg
+from dmpo_jax.objectives.importance import scored_live
+from dmpo_jax.objectives.objective import Context, Prepared, Rollout, elbo_on
+
+
+def check_sequence_settings(config, group_size: int) -> None:
+    """Raises UserError where a setting that these methods share is out of range or without effect."""
+    if group_size < 2:
+        raise UserError(
+            f"rollout.group = {group_size}: {config.name} compares the completions of a prompt, set 2 or more"
+        )
+    if not 1 <= config.updates <= 10_000:
+        raise UserError(f"objective.updates = {config.updates}: expected 1 to 10,000")
+    if not 0 <= config.epsilon < 1:
+        raise UserError(f"objective.epsilon = {config.epsilon}: expected 0 or more, below 1")
+    if config.beta < 0:
+        raise UserError(f"objective.beta = {config.beta}: expected 0 (no KL term) or a positive number")
+    if not 0 <= config.reference_sync < 2**31:
+        raise UserError(f"objective.reference_sync = {config.reference_sync}: expected 0 (never) or a number of cycles")
+    if config.reference_sync and not config.beta:
+        raise UserError(
+            f"objective.reference_sync = {config.reference_sync} has no effect with objective.beta = 0, which needs no "
+            "reference; leave it out or set beta"
+        )
+
+
+def prepare_advantages(params: dict, reference: dict, rollout: Rollout, kind: str, beta: float) -> Prepared:
+    """Advantages `f32[P, N]`; the rollout policy and the reference are kept for the updates' own masks."""
+    whole = {"old": params, "reference": reference} if beta else {"old": params}
+    advantage = pg.advantages(rollout.reward, kind)
+    return Prepared(groups={"advantage": advantage}, whole=whole, metrics=pg.rollout_metrics(rollout))
+
+
+def live_length(rollout: Rollout, config) -> jax.Array:
+    """`f32[P, N]`: tokens whose likelihood counts, at least 1."""
+    return jnp.maximum(jnp.sum(scored_live(rollout, config), axis=-1), 1).astype(jnp.float32)
+
+
+def elbo_changes(
+    params: dict, rollout: Rollout, prepared: Prepared, masks: Masks, config, context: Context
+) -> tuple[jax.Array, jax.Array]:
+    """(E_theta - E_old, E_theta - E_ref) `f32[P, N]` in nats for given masks; the latter is 0 where beta is."""
+    live, frozen = scored_live(rollout, config), jax.lax.stop_gradient(prepared.whole)
+    value = elbo_on(params, rollout, live, masks, context)
+    change = value - elbo_on(frozen["old"], rollout, live, masks, context)
+    if not config.beta:
+        return change, jnp.zeros_like(change)
+    return change, value - elbo_on(frozen["reference"], rollout, live, masks, context)
+
+
+def penalised(
+    surrogate: jax.Array, log_ratio: jax.Array, kl: jax.Array, rollout: Rollout, beta: float
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """-mean(surrogate) + beta mean(kl) of `f32[P, N]`, and the metrics of the log-ratio that was clipped."""
+    metrics = pg.ratio_metrics(log_ratio, rollout.reward)
+    loss = -jnp.mean(surrogate)
+    if not beta:
+        return loss, metrics
+    return loss + beta * jnp.mean(kl), metrics | {"kl": jnp.mean(kl)}
