@@ -110,7 +110,7 @@ def test_block_causal_prefill_and_commits_equal_one_forward(tmp_path):
     np.testing.assert_allclose(fused.k[:, :, :, :8], whole.k[:, :, :, :8], atol=1e-5)
 
 
-@pytest.mark.skipif(not FIXTURES.exists(), reason="fixtures are elsewhere")
+@pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is absent")
 def test_official_caches():
     """Fast-dLLM's LLaDA stores keys before the rotation; here they are stored after it. Logits have a deviation of 4.9."""
     config, params = load_pretrained(FIXTURES / "model")
