@@ -36,7 +36,9 @@ def read_extended(path: Path, depth: int = 1) -> dict:
     if not isinstance(base, str):
         raise UserError(f"{path}: extends = {shown(base)}: expected one file name")
     if depth == MAX_FILES:
-        raise UserError(f"{path}: extends = {shown(base)}: a chain of more than {MAX_FILES} files; does one extend itself?")
+        raise UserError(
+            f"{path}: extends = {shown(base)}: a chain of more than {MAX_FILES} files; does one extend itself?"
+        )
     merged = read_extended(path.parent / base, depth + 1)
     for name, table in tables.items():
         below = merged.get(name)
