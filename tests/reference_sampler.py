@@ -38,7 +38,8 @@ def forward(params, tokens, positions, config, visible, rows, memory=None):
         kept.append((k, v))
         scores = np.einsum("qhe,khe->hqk", q, k) / np.sqrt(config.head_size)
         scores = np.where(visible[rows], scores, -np.inf)
-        h = h + np.einsum("hqk,khe,hed->qd", np.exp(log_softmax(scores)), v, w["wo"][n])
+        read = np.einsum("hqk,khe->qhe", np.exp(log_softmax(scores)), v)
+        h = h + np.einsum("qhe,hed->qd", read, w["wo"][n])
         a = rms_norm(h, w["ln2"][n], config.norm_eps)
         gate = a @ w["w_gate"][n]
         h = h + (gate / (1 + np.exp(-gate)) * (a @ w["w_up"][n])) @ w["w_down"][n]
@@ -116,10 +117,10 @@ class Row:
         if s.temperature:
             noise = self.noise.gumbel(self.clock, 1 if s.algorithm == "roar" else width)
             tempered = log_softmax(logits / s.temperature)
-            for row in range(width):
+            for row in range(width if s.top_p < 1 else 0):
                 mass = 0.0
                 for token in np.argsort(-tempered[row], kind="stable"):
-                    if s.top_p < 1 and mass > s.top_p:
+                    if mass > s.top_p:
                         kept[row, token] = False
                     mass += np.exp(tempered[row, token])
         token = np.where(kept, logits + s.temperature * noise, -np.inf).argmax(1)
@@ -148,6 +149,10 @@ class Row:
             share = 1.0 if number == steps - 1 else 1 - levels[number + 1] / levels[number]
             return {i for i, u in enumerate(self.noise.uniform(self.clock, self.block)) if allowed[i] and u < share}
         count = self.schedule[min(number, len(self.schedule) - 1)]
+        if self.sampler.level_decay:  # the share of masks in the block and in what is seen after it
+            ahead = min(self.sampler.suffix_window, self.end - start - self.block)
+            masks = (sum(allowed) + ahead) / (self.block + ahead)
+            level = level * (1 - self.sampler.level_decay * (1 - masks))
         return slow_rule(self.sampler.commit, score, np.exp(log_prob), entropy, allowed, count, level)
 
     def write(self, start, chosen, proposal):

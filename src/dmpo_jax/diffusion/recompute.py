@@ -102,13 +102,13 @@ class Forwards:
         return jnp.clip(start - self._sampler.vicinity, 0, self._width - size), size
 
     def processed(self, start: Start, opening: bool) -> jax.Array | int:
-        """Tokens that one forward pushes through the network, `int32[B]` or a number."""
-        cache = self._sampler.cache
+        """Tokens that one forward pushes through the network, `int32[B]` or a number; drafts and shadows count too."""
+        cache, drafts = self._sampler.cache, self._sampler.drafts or 1
         if cache == "block":
-            return min(2 * self._block, self._width) if opening else self._block
+            return min(2 * self._block, self._width) if opening else drafts * self._block
         if cache == "none" or opening:
-            return self._space.lengths
-        return self.window(start)[1]
+            return self._space.lengths + (self._block if self._sampler.algorithm == "wino" else 0)
+        return drafts * self.window(start)[1]
 
     def _visible(self, start: Start) -> jax.Array | None:
         after = self._sampler.suffix_window

@@ -29,7 +29,9 @@ def trajectory_log_probs(
     completion and step `int32[B, L]` as in `sampler.Trace`. One forward for each of `steps` steps, in which at most
     `tokens_per_step` tokens of a row were committed. With the parameters that decoded, this repeats the trace's
     log_prob (under the temperature and filters that sampled, its sampled_log_prob); with others, it is the same
-    trajectory's probability under them. The trace must come from a sampler without a cache that revises nothing.
+    trajectory's probability under them. The trace must come from a sampler without a cache that revises nothing. Under
+    `config.block_size`, tokens of a last block that reaches beyond the completion were decoded beside some that no trace
+    holds; theirs come out as if these had stayed masked.
     """
 
     def at_step(total, now):

@@ -17,7 +17,7 @@ from dmpo_jax.diffusion.sampler import SamplerConfig, Trace, sample
 from dmpo_jax.errors import UserError
 from dmpo_jax.model.denoiser import Cache, cached_hidden_states, head_logits, hidden_states
 from dmpo_jax.model.parameters import ModelConfig, init_params
-from dmpo_jax.training.flops import forward_flops, matmul_peak
+from dmpo_jax.training.flops import decoding_flops, forward_sizes, matmul_peak, scored_positions
 
 COLUMNS = (
     "sampler", "seconds", "relative", "nfe", "tokens_per_second", "tokens_per_forward", "full_s", "cached_s", "head_s",
@@ -152,8 +152,6 @@ class _Pieces:
     def __init__(self, params: dict, model: ModelConfig, rows: int, prompt_width: int, length: int):
         self._params, self.model, self.rows = params, model, rows
         self.width = prompt_width + length
-        self._positions = jnp.broadcast_to(jnp.arange(self.width), (rows, self.width))
-        self._lengths = jnp.full((rows,), self.width)
         self._seconds: dict[tuple[str, int], float] = {}
 
     def _timed(self, kind: str, size: int, repeats: int, make: Callable[[], Callable]) -> float:
@@ -165,8 +163,10 @@ class _Pieces:
 
     def forward(self, size: int, repeats: int) -> float:
         """Seconds of one forward of `size` slots of every row."""
-        rest = (self._positions, self._lengths)
-        tokens = jnp.zeros((self.rows, min(size, self.width)), jnp.int32)
+        slots = max(size, self.width)
+        positions = jnp.broadcast_to(jnp.arange(slots), (self.rows, slots))
+        rest = (positions, jnp.full((self.rows,), slots))
+        tokens = jnp.zeros((self.rows, size), jnp.int32)
 
         def whole() -> Callable:
             call = jax.jit(hidden_states, static_argnums=4)
@@ -192,39 +192,21 @@ class _Pieces:
 
 def _explained(pieces: _Pieces, trace: Trace, sampler: SamplerConfig, prompt_width: int, length: int, repeats: int):
     """Seconds that a run's forwards and heads take by themselves, and their FLOPs."""
-    block, passes, width = sampler.block_length or length, int(trace.passes[0]), pieces.width
-    blocks, copies = length // block, 2 if sampler.cfg_scale else 1
-    depth = sampler.drafts or 1
-    if sampler.cache == "none":
-        sizes = {width: float(passes)}
-    elif sampler.cache == "block":
-        sizes = {prompt_width: 1.0, 2 * block: float(blocks), depth * block: float(passes - blocks - 1)}
-    elif sampler.cache == "dual":
-        again = depth * min(block + 2 * sampler.vicinity, length)
-        sizes = {width: float(blocks), again: float(passes - blocks)}
-    else:
-        # Passes of each block, from the steps at which its tokens were committed.
+    block, passes = sampler.block_length or length, int(trace.passes[0])
+    blocks, copies, model = length // block, 2 if sampler.cfg_scale else 1, pieces.model
+    if sampler.cache == "prefix":  # passes of each block, from the steps at which its tokens were committed
         last = trace.step.reshape(len(trace.step), blocks, block).max(axis=2)
-        each = np.diff(last, axis=1, prepend=-1).max(axis=0) - 1
-        reach = block + (sampler.suffix_window or length)
-        sizes = {width: float(blocks)}
-        for b in range(blocks):
-            size = depth * min(reach, length - b * block)
-            sizes[size] = sizes.get(size, 0.0) + float(each[b])
-    full = sizes.pop(width, 0.0)
-    scored = 1 if sampler.algorithm == "roar" else block * (2 if sampler.algorithm == "wino" else depth)
-    rows, model = pieces.rows * copies, pieces.model
-    flops = full * forward_flops(model, rows, width, 0) + passes * forward_flops(model, rows, 0, scored)
-    for size, count in sizes.items():
-        queries = forward_flops(
-            model, rows, size, 0
-        ) + 4.0 * rows * model.n_layers * model.n_heads * model.head_size * (size * (width - size))
-        flops += count * queries
+        again = (np.diff(last, axis=1, prepend=-1).max(axis=0) - 1).tolist()
+    else:  # all blocks alike, so only their sum matters
+        again = [(passes - (sampler.cache == "block")) / blocks - 1] * blocks
+    sizes = forward_sizes(sampler, model, prompt_width, length, again)
+    whole = pieces.width + (block if sampler.algorithm == "wino" else 0)
+    full = sizes.pop(whole, 0.0)
     return {
-        "full_s": copies * full * pieces.forward(width, repeats),
+        "full_s": copies * full * pieces.forward(whole, repeats),
         "cached_s": copies * sum(count * pieces.forward(size, repeats) for size, count in sizes.items() if count),
-        "head_s": copies * passes * pieces.head(scored, repeats),
-        "flops": flops,
+        "head_s": copies * passes * pieces.head(scored_positions(sampler, length), repeats),
+        "flops": decoding_flops(sampler, model, pieces.rows, prompt_width, length, again),
     }
 
 
