@@ -23,6 +23,7 @@ COLUMNS = (
     "sampler", "seconds", "relative", "nfe", "tokens_per_second", "tokens_per_forward", "full_s", "cached_s", "head_s",
     "overhead", "share_of_peak", "compile_s",
 )  # fmt: skip
+FULL_FORWARDS = 3  # timed after every run of a sampler
 
 
 def samplers_for(base: SamplerConfig, model: ModelConfig) -> dict[str, SamplerConfig]:
@@ -76,8 +77,9 @@ def table(config: Config, repeats: int, prompt_width: int = 128, only: tuple[str
 
     `nfe` counts the forwards of the whole batch; `tokens_per_forward` the tokens pushed through the network by each, per
     row. full_s, cached_s and head_s are so many forwards and heads timed by themselves; `overhead` is the share of the
-    seconds that they do not explain. Each sampler is timed in turn with the first, so `relative` (its tokens/s over the
-    first one's) is not moved by what else the machine does. Raises UserError on a name that there is none of.
+    seconds that they do not explain. Each sampler is timed in turn with full forwards, the unit in which `relative` (its
+    tokens/s over the first one's) and full_s are counted, so that they do not move with what else the machine does. Raises
+    UserError on a name that there is none of.
     """
     if not config.model.vocab_size:
         raise UserError("model.vocab_size = 0: dmpo bench sample makes up its tokens; set a size")
@@ -105,17 +107,19 @@ def table(config: Config, repeats: int, prompt_width: int = 128, only: tuple[str
         start = time.perf_counter()
         compiled = program.lower(*inputs).compile()
         compile_s = time.perf_counter() - start
-        trace = jax.device_get(compiled(*inputs))
-        run = lambda compiled=compiled: compiled(*inputs)  # noqa: E731
-        first = first or run
-        seconds, yardstick = _in_turn(run, first, repeats)
-        figures = _explained(pieces, trace, sampler, prompt_width, length, repeats)
+        traces: list[Trace] = []
+        run = lambda compiled=compiled, traces=traces: traces.append(jax.block_until_ready(compiled(*inputs)))  # noqa: E731
+        seconds, forwards_s = _in_turn(run, pieces.full_forwards(), repeats)
+        forward_s = forwards_s / FULL_FORWARDS
+        first = first or seconds / forward_s
+        trace = jax.device_get(traces[0])
+        figures = _explained(pieces, trace, sampler, prompt_width, length, forward_s, repeats)
         spent = sum(figures[key] for key in ("full_s", "cached_s", "head_s"))
         flops = figures.pop("flops")
         out.append({
             "sampler": name,
             "seconds": seconds,
-            "relative": yardstick / seconds,
+            "relative": first * forward_s / seconds,
             "nfe": int(trace.passes[0]),
             "tokens_per_second": rows * length / seconds,
             "tokens_per_forward": float(trace.processed.sum() / trace.forwards.sum()),
@@ -161,27 +165,30 @@ class _Pieces:
             self._seconds[kind, size] = _median(run, repeats)
         return self._seconds[kind, size]
 
+    def full_forwards(self) -> Callable:
+        """Runs FULL_FORWARDS forwards of the whole canvas."""
+        run = self._forward(self.width)
+        jax.block_until_ready(run())
+        return lambda: [run() for _ in range(FULL_FORWARDS)]
+
     def forward(self, size: int, repeats: int) -> float:
         """Seconds of one forward of `size` slots of every row."""
+        return self._timed("forward", size, repeats, lambda: self._forward(size))
+
+    def _forward(self, size: int) -> Callable:
         slots = max(size, self.width)
         positions = jnp.broadcast_to(jnp.arange(slots), (self.rows, slots))
         rest = (positions, jnp.full((self.rows,), slots))
         tokens = jnp.zeros((self.rows, size), jnp.int32)
 
-        def whole() -> Callable:
-            call = jax.jit(hidden_states, static_argnums=4)
-            return lambda: call(self._params, tokens, *rest, self.model)
-
-        def window() -> Callable:
-            m = self.model
-            shape = (m.n_layers, self.rows, m.kv_heads, self.width, m.head_size)
-            cache = Cache(*(jnp.zeros(shape, jnp.dtype(m.dtype)) for _ in range(2)))
-            call = jax.jit(
-                lambda p, t, positions, lengths, c: cached_hidden_states(p, t, 0, positions, lengths, c, m)[0]
-            )
-            return lambda: call(self._params, tokens, *rest, cache)
-
-        return self._timed("forward", size, repeats, whole if size >= self.width else window)
+        m = self.model
+        if size >= self.width:
+            whole = jax.jit(hidden_states, static_argnums=4)
+            return lambda: whole(self._params, tokens, *rest, m)
+        shape = (m.n_layers, self.rows, m.kv_heads, self.width, m.head_size)
+        cache = Cache(*(jnp.zeros(shape, jnp.dtype(m.dtype)) for _ in range(2)))
+        window = jax.jit(lambda p, t, positions, lengths, c: cached_hidden_states(p, t, 0, positions, lengths, c, m)[0])
+        return lambda: window(self._params, tokens, *rest, cache)
 
     def head(self, size: int, repeats: int) -> float:
         """Seconds of the head at `size` positions of every row."""
@@ -190,7 +197,15 @@ class _Pieces:
         return self._timed("head", size, repeats, lambda: lambda: call(self._params, hidden, self.model))
 
 
-def _explained(pieces: _Pieces, trace: Trace, sampler: SamplerConfig, prompt_width: int, length: int, repeats: int):
+def _explained(
+    pieces: _Pieces,
+    trace: Trace,
+    sampler: SamplerConfig,
+    prompt_width: int,
+    length: int,
+    forward_s: float,
+    repeats: int,
+) -> dict[str, float]:
     """Seconds that a run's forwards and heads take by themselves, and their FLOPs."""
     block, passes = sampler.block_length or length, int(trace.passes[0])
     blocks, copies, model = length // block, 2 if sampler.cfg_scale else 1, pieces.model
@@ -203,7 +218,7 @@ def _explained(pieces: _Pieces, trace: Trace, sampler: SamplerConfig, prompt_wid
     whole = pieces.width + (block if sampler.algorithm == "wino" else 0)
     full = sizes.pop(whole, 0.0)
     return {
-        "full_s": copies * full * pieces.forward(whole, repeats),
+        "full_s": copies * full * (forward_s if whole == pieces.width else pieces.forward(whole, repeats)),
         "cached_s": copies * sum(count * pieces.forward(size, repeats) for size, count in sizes.items() if count),
         "head_s": copies * passes * pieces.head(scored_positions(sampler, length), repeats),
         "flops": decoding_flops(sampler, model, pieces.rows, prompt_width, length, again),

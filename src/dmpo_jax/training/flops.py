@@ -72,36 +72,39 @@ def phase_flops(setup: Setup, prompt_width: int) -> dict[str, float]:
     """FLOPs of rollout, prepare and all updates of one cycle; the recomputation of remat is not counted.
 
     An upper bound for the rollout: it counts every denoising step that the sampler may need, also where rows stop early, a
-    step commits more than one token or drafts save forwards. A cached forward counts for what it recomputes.
+    step commits more than one token or drafts save forwards. A cached forward counts for what it recomputes. Prepare and
+    updates are counted for `dmpo` and `denoise`; of other methods the rollout alone is returned.
     """
     config, model = setup.config, setup.model
     rows, length = config.rollout.prompts * config.rollout.group, config.rollout.completion_length
     width, settings = prompt_width + length, config.objective
     sampler = config.sampler
     # An antithetic pair of masks shares one evaluation of the head per completion position.
-    pair = lambda: forward_flops(model, 2 * rows, width, length / 2)  # noqa: E731
-    update = 3 * settings.masks // 2 * pair()
-    found = {"rollout": 0.0, "prepare": 0.0, "update": settings.updates * update}
-    if setup.objective.ROLLOUT:
-        again = [len(sampler.schedule_of(length)) - 1] * (length // (sampler.block_length or length))
-        found["rollout"] = decoding_flops(sampler, model, rows, prompt_width, length, again)
-        if settings.log_ratio == "elbo":
-            found["prepare"] = 2 * (settings.weight_masks // 2) * pair()
-        else:
-            found["prepare"] = length * forward_flops(model, rows, width, 1)
-        if settings.baseline == "model":
-            found["update"] += settings.updates * (settings.masks // 2) * pair()
+    pair = forward_flops(model, 2 * rows, width, length / 2)
+    if settings.name == "denoise":
+        return {"rollout": 0.0, "prepare": 0.0, "update": 3 * (settings.masks // 2) * pair}
+    again = [len(sampler.schedule_of(length)) - 1] * (length // (sampler.block_length or length))
+    found = {"rollout": decoding_flops(sampler, model, rows, prompt_width, length, again)}
+    if settings.name == "dmpo":
+        exact = length * forward_flops(model, rows, width, 1)  # of a trajectory, under the reference
+        found["prepare"] = 2 * (settings.weight_masks // 2) * pair if settings.log_ratio == "elbo" else exact
+        forwards = 3 + (
+            settings.baseline == "model"
+        )  # backward counts twice; the baseline is the rollout policy's forward
+        found["update"] = settings.updates * forwards * (settings.masks // 2) * pair
     return found
 
 
 def matmul_peak(size: int = 1024, repeats: int = 8) -> float:
-    """FLOP/s of the best of several square fp32 matmuls of `size`, on the default device."""
+    """FLOP/s of the best of several square fp32 matmuls of `size`, one on each of this process's devices at a time."""
     a = jax.random.normal(jax.random.key(0), (size, size), jnp.float32)
+    copies = [jax.device_put(a, device) for device in jax.local_devices()]
     product = jax.jit(lambda x: x @ x)
-    jax.block_until_ready(product(a))
+    run = lambda: jax.block_until_ready([product(x) for x in copies])  # noqa: E731
+    run()
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
-        jax.block_until_ready(product(a))
+        run()
         best = min(best, time.perf_counter() - start)
-    return 2.0 * size**3 / best
+    return len(copies) * 2.0 * size**3 / best
