@@ -36,8 +36,8 @@ import jax.numpy as jnp
 from dmpo_jax.diffusion.proposal import filtered
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
+from dmpo_jax.objectives import checks, trace_rows
 from dmpo_jax.objectives import policy_gradient as pg
-from dmpo_jax.objectives import trace_rows
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
 
 ROLLOUT = True
@@ -61,30 +61,16 @@ class Config:
 
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range, or a sampler whose conditionals cannot be repeated."""
-        if group_size < 2:
-            raise UserError(f"rollout.group = {group_size}: agrpo compares the completions of a prompt, set 2 or more")
-        if self.advantage not in pg.ADVANTAGES:
-            raise UserError(f'objective.advantage = "{self.advantage}": expected one of {", ".join(pg.ADVANTAGES)}')
-        if not 0 < self.epsilon <= 1:
-            raise UserError(f"objective.epsilon = {self.epsilon}: expected above 0 and at most 1")
-        if not self.beta >= 0:
-            raise UserError(f"objective.beta = {self.beta}: expected 0 (no KL) or more")
+        checks.compared_group(self, group_size)
+        checks.one_of("advantage", self.advantage, pg.ADVANTAGES)
+        checks.clip_and_kl(self)
         if not 1 <= self.samples <= 10_000:
             raise UserError(f"objective.samples = {self.samples}: expected 1 to 10,000")
-        if self.proposal not in ("entropy", "uniform"):
-            raise UserError(f'objective.proposal = "{self.proposal}": expected "entropy" or "uniform"')
+        checks.one_of("proposal", self.proposal, ("entropy", "uniform"))
         if not 0 <= self.uniform_share < 1:
             raise UserError(f"objective.uniform_share = {self.uniform_share}: expected 0 or more, below 1")
         trace_rows.check_counted(self.tokens)
-        if self.normalizer not in ("canvas", "steps"):
-            raise UserError(f'objective.normalizer = "{self.normalizer}": expected "canvas" or "steps"')
-        if not 1 <= self.updates <= 10_000:
-            raise UserError(f"objective.updates = {self.updates}: expected 1 to 10,000")
-        if not 0 <= self.reference_sync < 2**31 or (self.reference_sync and not self.beta):
-            raise UserError(
-                f"objective.reference_sync = {self.reference_sync}: expected 0 (never), or a number of cycles with "
-                "objective.beta above 0"
-            )
+        checks.one_of("normalizer", self.normalizer, ("canvas", "steps"))
         if self.proposal == "entropy" and not sampler.trace_entropy:
             raise UserError(
                 'objective.proposal = "entropy" needs sampler.trace_entropy = true; set it, or set proposal = "uniform"'

@@ -28,7 +28,9 @@ from dmpo_jax.diffusion.canvas import repeat
 from dmpo_jax.diffusion.masking import row_keys
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
-from dmpo_jax.objectives.diffu_grpo import check_clipped, clipped_loss, prepare
+from dmpo_jax.objectives import checks
+from dmpo_jax.objectives import policy_gradient as pg
+from dmpo_jax.objectives.diffu_grpo import clipped_loss, prepare
 from dmpo_jax.objectives.mean_field import view_log_probs, view_states
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
 from dmpo_jax.parallel.mesh import by_group, per_shard
@@ -52,7 +54,9 @@ class Config:
 
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range."""
-        check_clipped(self, group_size)
+        checks.compared_group(self, group_size)
+        checks.one_of("advantage", self.advantage, pg.ADVANTAGES)
+        checks.clip_and_kl(self)
         if not 0 < self.lowest_rate <= self.highest_rate < 1:
             raise UserError(
                 f"objective.lowest_rate, highest_rate = {self.lowest_rate}, {self.highest_rate}: expected "

@@ -9,9 +9,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from dmpo_jax.diffusion.masking import LAWS
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
+from dmpo_jax.objectives import checks
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout, normalizer, rollout_elbo
 
 ROLLOUT = False
@@ -32,19 +32,10 @@ class Config:
 
     def validate(self, group: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range."""
-        check_masks("masks", self.masks, self.mask_law, self.normalizer)
+        checks.masks("masks", self.masks, self.mask_law)
+        checks.one_of("normalizer", self.normalizer, ("canvas", "live"))
         if group != 1:
             raise UserError(f"rollout.group = {group}: denoise learns from one demonstration a prompt, set it to 1")
-
-
-def check_masks(key: str, masks: int, law: str, normalizer_kind: str) -> None:
-    """Raises UserError unless masks can be drawn in antithetic pairs under a known law."""
-    if masks < 2 or masks % 2:
-        raise UserError(f"objective.{key} = {masks}: masks come in antithetic pairs, expected 2, 4, 6, ...")
-    if law not in LAWS:
-        raise UserError(f'objective.mask_law = "{law}": expected one of {", ".join(LAWS)}')
-    if normalizer_kind not in ("canvas", "live"):
-        raise UserError(f'objective.normalizer = "{normalizer_kind}": expected "canvas" or "live"')
 
 
 def prepare(params, reference, rollout: Rollout, key, config: Config, context: Context) -> Prepared:

@@ -27,10 +27,9 @@ import jax.numpy as jnp
 
 from dmpo_jax.diffusion.canvas import Prompts
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
-from dmpo_jax.errors import UserError
+from dmpo_jax.objectives import checks
 from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.mean_field import (
-    check_group_settings,
     check_prompt_mask,
     masked_prompts,
     mean_field_log_probs,
@@ -54,26 +53,10 @@ class Config:
 
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range."""
-        check_clipped(self, group_size)
+        checks.compared_group(self, group_size)
+        checks.one_of("advantage", self.advantage, pg.ADVANTAGES)
+        checks.clip_and_kl(self)
         check_prompt_mask(self.prompt_mask)
-
-
-def check_clipped(config, group_size: int) -> None:
-    """Raises UserError unless a clipped surrogate per token with these settings makes sense."""
-    check_group_settings(config, group_size)
-    if config.advantage not in pg.ADVANTAGES:
-        raise UserError(f'objective.advantage = "{config.advantage}": expected one of {", ".join(pg.ADVANTAGES)}')
-    if not 0 < config.epsilon <= 1:
-        raise UserError(f"objective.epsilon = {config.epsilon}: expected above 0 and at most 1")
-    if not config.beta >= 0:
-        raise UserError(f"objective.beta = {config.beta}: expected 0 (no KL) or more")
-    if not 0 <= config.reference_sync < 2**31:
-        raise UserError(f"objective.reference_sync = {config.reference_sync}: expected 0 (never) or a number of cycles")
-    if config.reference_sync and not config.beta:
-        raise UserError(
-            f"objective.reference_sync = {config.reference_sync} has no effect with objective.beta = 0, which uses no "
-            "reference; set beta, or leave reference_sync out"
-        )
 
 
 def prepare(

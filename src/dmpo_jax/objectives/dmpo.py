@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from dmpo_jax.diffusion.masking import Masks
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
-from dmpo_jax.objectives import group
+from dmpo_jax.objectives import checks, group
 from dmpo_jax.objectives.importance import (
     WeightConfig,
     as_toml,
@@ -56,16 +56,13 @@ class Config(WeightConfig):
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range, without effect, or against the arithmetic."""
         super().validate(group_size, sampler)
-        if self.baseline not in BASELINES:
-            raise UserError(f'objective.baseline = "{self.baseline}": expected one of {", ".join(BASELINES)}')
+        checks.one_of("baseline", self.baseline, BASELINES)
         if self.baseline == "none" and self.centering != 1.0:
             raise UserError('objective.centering has no effect with objective.baseline = "none"; remove one of them')
-        if self.normalizer not in ("canvas", "live"):
-            raise UserError(f'objective.normalizer = "{self.normalizer}": expected "canvas" or "live"')
+        checks.one_of("normalizer", self.normalizer, ("canvas", "live"))
         if self.published:
             self._refuse_exact_settings({"normalizer": "canvas"})
-        if self.weights not in ("softmax", "reward"):
-            raise UserError(f'objective.weights = "{self.weights}": expected "softmax" or "reward"')
+        checks.one_of("weights", self.weights, ("softmax", "reward"))
         if self.weights == "reward":
             self._refuse_softmax_settings()
 

@@ -20,12 +20,11 @@ import jax.numpy as jnp
 
 from dmpo_jax.diffusion.masking import Masks, coefficients, draw_counted, row_keys
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
+from dmpo_jax.objectives import checks
 from dmpo_jax.objectives import policy_gradient as pg
-from dmpo_jax.objectives.denoise import check_masks
 from dmpo_jax.objectives.importance import scored_live
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
 from dmpo_jax.objectives.sequence import (
-    check_sequence_settings,
     elbo_changes,
     live_length,
     penalised,
@@ -50,8 +49,9 @@ class Config:
 
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range or without effect."""
-        check_sequence_settings(self, group_size)
-        check_masks("masks", self.masks, "exact", "live")
+        checks.compared_group(self, group_size)
+        checks.clip_and_kl(self)
+        checks.masks("masks", self.masks, "exact")
 
 
 def stratified_masks(key: jax.Array, rows: jax.Array, live: jax.Array, group_size: int, replicates: int) -> Masks:

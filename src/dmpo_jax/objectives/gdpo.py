@@ -26,11 +26,11 @@ import numpy as np
 from dmpo_jax.diffusion.masking import Masks, draw_counted, row_keys
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
+from dmpo_jax.objectives import checks
 from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.importance import scored_live
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
 from dmpo_jax.objectives.sequence import (
-    check_sequence_settings,
     elbo_changes,
     live_length,
     penalised,
@@ -58,13 +58,13 @@ class Config:
 
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range or without effect."""
-        check_sequence_settings(self, group_size)
+        checks.compared_group(self, group_size)
+        checks.clip_and_kl(self)
         for key, most in (("nodes", 64), ("draws", 1000)):
             if not 1 <= getattr(self, key) <= most:
                 raise UserError(f"objective.{key} = {getattr(self, key)}: expected 1 to {most}")
-        for key, known in (("node_weight", ("node", "share")), ("ratio", ("sequence", "per_token"))):
-            if getattr(self, key) not in known:
-                raise UserError(f'objective.{key} = "{getattr(self, key)}": expected "{known[0]}" or "{known[1]}"')
+        checks.one_of("node_weight", self.node_weight, ("node", "share"))
+        checks.one_of("ratio", self.ratio, ("sequence", "per_token"))
 
 
 @functools.cache

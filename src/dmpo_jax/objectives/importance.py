@@ -25,8 +25,7 @@ from dmpo_jax.diffusion.masking import Masks
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.diffusion.trajectory import trajectory_log_probs
 from dmpo_jax.errors import UserError
-from dmpo_jax.objectives import group
-from dmpo_jax.objectives.denoise import check_masks
+from dmpo_jax.objectives import checks, group
 from dmpo_jax.objectives.objective import Context, Rollout, elbo_on
 from dmpo_jax.objectives.policy_gradient import rollout_metrics
 from dmpo_jax.parallel.mesh import by_group, per_shard, replicated
@@ -81,12 +80,8 @@ class WeightConfig:
 
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range, without effect, or against the arithmetic."""
-        if group_size < 2:
-            raise UserError(
-                f"rollout.group = {group_size}: {self.name} compares the completions of a prompt, set 2 or more"
-            )
-        if self.arithmetic not in SETTLED:
-            raise UserError(f'objective.arithmetic = "{self.arithmetic}": expected "exact" or "published"')
+        checks.compared_group(self, group_size)
+        checks.one_of("arithmetic", self.arithmetic, SETTLED)
         if not (self.alpha == 0 or self.alpha >= 1e-6):
             raise UserError(
                 f"objective.alpha = {self.alpha}: expected 0 (no log-ratio) or a positive number, 1e-6 or more"
@@ -104,25 +99,18 @@ class WeightConfig:
             )
         if not 0 <= self.target_ess < 1:
             raise UserError(f"objective.target_ess = {self.target_ess}: expected 0 (off) or a share below 1")
-        if not 1 <= self.updates <= 10_000:
-            raise UserError(f"objective.updates = {self.updates}: expected 1 to 10,000")
-        if self.log_ratio not in ("elbo", "trajectory"):
-            raise UserError(f'objective.log_ratio = "{self.log_ratio}": expected "elbo" or "trajectory"')
+        checks.one_of("log_ratio", self.log_ratio, ("elbo", "trajectory"))
         if self.log_ratio == "trajectory" and sampler.algorithm != "roar":
             raise UserError(
                 f'objective.log_ratio = "trajectory" needs sampler.algorithm = "roar", found "{sampler.algorithm}"; '
                 'only its decoding order is independent of the policy. Use "elbo" with other samplers'
             )
-        if self.equal_rewards not in ("skip", "keep"):
-            raise UserError(f'objective.equal_rewards = "{self.equal_rewards}": expected "skip" or "keep"')
-        if not 0 <= self.reference_sync < 2**31:
-            raise UserError(
-                f"objective.reference_sync = {self.reference_sync}: expected 0 (never) or a number of cycles"
-            )
+        checks.one_of("equal_rewards", self.equal_rewards, ("skip", "keep"))
+        checks.reference_sync(self)
         if not self.has_log_ratio:
             self._refuse_log_ratio_settings()
         for key in ("masks", "weight_masks"):
-            check_masks(key, getattr(self, key), self.mask_law, "canvas")
+            checks.masks(key, getattr(self, key), self.mask_law)
         if self.published:
             self._refuse_exact_settings(SETTLED["published"])
 

@@ -66,16 +66,6 @@ def mean_field_log_probs(params: dict, rollout: Rollout, prompts: Prompts, conte
     return view_log_probs(params, rollout, states, context)[:, :, 0]
 
 
-def check_group_settings(config, group_size: int) -> None:
-    """Raises UserError unless completions can be compared within their group and `updates` is a sensible number."""
-    if group_size < 2:
-        raise UserError(
-            f"rollout.group = {group_size}: {config.name} compares the completions of a prompt, set 2 or more"
-        )
-    if not 1 <= config.updates <= 10_000:
-        raise UserError(f"objective.updates = {config.updates}: expected 1 to 10,000")
-
-
 def check_prompt_mask(rate: float) -> None:
     """Raises UserError unless `rate` is a share of prompt tokens that leaves some of them."""
     if not 0 <= rate < 1:

@@ -4,31 +4,9 @@ import jax
 import jax.numpy as jnp
 
 from dmpo_jax.diffusion.masking import Masks
-from dmpo_jax.errors import UserError
 from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.importance import scored_live
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout, elbo_on
-
-
-def check_sequence_settings(config, group_size: int) -> None:
-    """Raises UserError where a setting that these methods share is out of range or without effect."""
-    if group_size < 2:
-        raise UserError(
-            f"rollout.group = {group_size}: {config.name} compares the completions of a prompt, set 2 or more"
-        )
-    if not 1 <= config.updates <= 10_000:
-        raise UserError(f"objective.updates = {config.updates}: expected 1 to 10,000")
-    if not 0 <= config.epsilon < 1:
-        raise UserError(f"objective.epsilon = {config.epsilon}: expected 0 or more, below 1")
-    if config.beta < 0:
-        raise UserError(f"objective.beta = {config.beta}: expected 0 (no KL term) or a positive number")
-    if not 0 <= config.reference_sync < 2**31:
-        raise UserError(f"objective.reference_sync = {config.reference_sync}: expected 0 (never) or a number of cycles")
-    if config.reference_sync and not config.beta:
-        raise UserError(
-            f"objective.reference_sync = {config.reference_sync} has no effect with objective.beta = 0, which needs no "
-            "reference; leave it out or set beta"
-        )
 
 
 def prepare_advantages(params: dict, reference: dict, rollout: Rollout, kind: str, beta: float) -> Prepared:

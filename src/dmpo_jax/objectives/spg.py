@@ -32,9 +32,9 @@ from dmpo_jax.diffusion.canvas import Prompts
 from dmpo_jax.diffusion.masking import row_keys
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
+from dmpo_jax.objectives import checks
 from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.mean_field import (
-    check_group_settings,
     check_prompt_mask,
     masked_prompts,
     view_log_probs,
@@ -64,10 +64,9 @@ class Config:
 
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range."""
-        check_group_settings(self, group_size)
+        checks.compared_group(self, group_size)
+        checks.one_of("advantage", self.advantage, pg.ADVANTAGES)
         check_prompt_mask(self.prompt_mask)
-        if self.advantage not in pg.ADVANTAGES:
-            raise UserError(f'objective.advantage = "{self.advantage}": expected one of {", ".join(pg.ADVANTAGES)}')
         if not 1 <= self.beta <= 100:
             raise UserError(f"objective.beta = {self.beta}: expected 1 to 100; below 1 there is no upper bound")
         if not 0 <= self.mix <= 1:

@@ -32,8 +32,8 @@ import jax.numpy as jnp
 
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
+from dmpo_jax.objectives import checks, trace_rows
 from dmpo_jax.objectives import policy_gradient as pg
-from dmpo_jax.objectives import trace_rows
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
 from dmpo_jax.parallel.mesh import by_group, per_shard
 
@@ -64,10 +64,9 @@ class Config:
 
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range. A group of one is fine: nothing is compared within it."""
-        if self.divergence not in DIVERGENCES:
-            raise UserError(f'objective.divergence = "{self.divergence}": expected one of {", ".join(DIVERGENCES)}')
-        if self.vocabulary not in VOCABULARIES:
-            raise UserError(f'objective.vocabulary = "{self.vocabulary}": expected one of {", ".join(VOCABULARIES)}')
+        checks.updates(self)
+        checks.one_of("divergence", self.divergence, DIVERGENCES)
+        checks.one_of("vocabulary", self.vocabulary, VOCABULARIES)
         if (self.top_k > 0) != (self.vocabulary == "top_k") or self.top_k < 0:
             raise UserError(
                 f'objective.top_k = {self.top_k} with objective.vocabulary = "{self.vocabulary}": expected a positive number '
@@ -75,10 +74,7 @@ class Config:
             )
         trace_rows.check_rows(self.shrink, self.rows)
         trace_rows.check_counted(self.tokens)
-        if self.normalizer not in ("steps", "rows"):
-            raise UserError(f'objective.normalizer = "{self.normalizer}": expected "steps" or "rows"')
-        if not 1 <= self.updates <= 10_000:
-            raise UserError(f"objective.updates = {self.updates}: expected 1 to 10,000")
+        checks.one_of("normalizer", self.normalizer, ("steps", "rows"))
         if self.vocabulary == "sampled":
             plain = sampler.temperature == 1 and not sampler.top_k and sampler.top_p == 1 and not sampler.cfg_scale
             for wrong, needs in (

@@ -28,8 +28,8 @@ import jax.numpy as jnp
 
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
+from dmpo_jax.objectives import checks, trace_rows
 from dmpo_jax.objectives import policy_gradient as pg
-from dmpo_jax.objectives import trace_rows
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
 
 ROLLOUT = True
@@ -56,27 +56,17 @@ class Config:
 
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range."""
-        if group_size < 2:
-            raise UserError(
-                f"rollout.group = {group_size}: tracerl compares the completions of a prompt, set 2 or more"
-            )
-        if not 0 < self.epsilon <= 1:
-            raise UserError(f"objective.epsilon = {self.epsilon}: expected above 0 and at most 1")
-        if not self.beta >= 0:
-            raise UserError(f"objective.beta = {self.beta}: expected 0 (no KL) or more")
+        checks.compared_group(self, group_size)
+        checks.clip_and_kl(self)
         trace_rows.check_rows(self.shrink, self.rows)
         trace_rows.check_counted(self.tokens)
-        if self.normalizer not in ("canvas", "rows"):
-            raise UserError(f'objective.normalizer = "{self.normalizer}": expected "canvas" or "rows"')
+        checks.one_of("normalizer", self.normalizer, ("canvas", "rows"))
         if not 0 <= self.least_accuracy <= self.most_accuracy <= 1:
             raise UserError(
                 f"objective.least_accuracy, most_accuracy = {self.least_accuracy}, {self.most_accuracy}: expected two "
                 "shares from 0 to 1, the smaller first"
             )
-        if self.unfinished not in ("wrong", "keep"):
-            raise UserError(f'objective.unfinished = "{self.unfinished}": expected "wrong" or "keep"')
-        if not 1 <= self.updates <= 10_000:
-            raise UserError(f"objective.updates = {self.updates}: expected 1 to 10,000")
+        checks.one_of("unfinished", self.unfinished, ("wrong", "keep"))
         if sampler.temperature == 0:
             raise UserError("sampler.temperature = 0.0: tracerl learns from sampled tokens; set it above 0")
 

@@ -28,10 +28,9 @@ import jax.numpy as jnp
 from dmpo_jax.diffusion.canvas import Prompts
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
-from dmpo_jax.objectives import group
+from dmpo_jax.objectives import checks, group
 from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.mean_field import (
-    check_group_settings,
     check_prompt_mask,
     masked_prompts,
     mean_field_log_probs,
@@ -55,7 +54,7 @@ class Config:
 
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range."""
-        check_group_settings(self, group_size)
+        checks.compared_group(self, group_size)
         check_prompt_mask(self.prompt_mask)
         if not 0 < self.psi <= 1e6:
             raise UserError(f"objective.psi = {self.psi}: expected a positive number up to 1e6")

@@ -16,7 +16,7 @@ from dmpo_jax.diffusion.canvas import Prompts, live_positions, repeat
 from dmpo_jax.diffusion.masking import row_keys
 from dmpo_jax.diffusion.sampler import Trace, sample
 from dmpo_jax.model.lora import policy_of, with_dropout
-from dmpo_jax.objectives.objective import Prepared, Rollout
+from dmpo_jax.objectives.objective import Prepared, Rollout, given_rollout
 from dmpo_jax.parallel.mesh import by_group, per_shard, split_groups
 from dmpo_jax.tasks.bytes import to_bytes
 from dmpo_jax.training.data import Batch
@@ -165,21 +165,8 @@ def roll_out(params, batch: Batch, key: jax.Array, setup: Setup) -> tuple[Rollou
 
 def demonstrations(batch: Batch, setup: Setup) -> Rollout:
     """Given answers in the place of completions: one per prompt, without trace or reward."""
-    completion = batch.demonstration[:, None]
-    nothing = jnp.zeros(completion.shape, jnp.float32)
     live = live_positions(batch.demonstration, setup.tokenizer.eos_id)[:, None]
-    rows = jnp.arange(completion.shape[0], dtype=jnp.int32)[:, None]
-    return Rollout(
-        prompts=batch.prompts,
-        row=rows,
-        completion=completion,
-        step=nothing.astype(jnp.int32),
-        log_prob=nothing,
-        sampled_log_prob=nothing,
-        entropy=None,
-        live=live,
-        reward=nothing[..., 0],
-    )
+    return given_rollout(batch.prompts, batch.demonstration[:, None], live, jnp.zeros(live.shape[:2], jnp.float32))
 
 
 def take_update(
