@@ -2,8 +2,10 @@
 
 import os
 
-# Half the compile time of programs that run for milliseconds; must be set before JAX starts.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+# A fraction of the compile time for programs that run for milliseconds; must be set before JAX starts.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+)
 
 import jax
 import pytest
