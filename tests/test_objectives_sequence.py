@@ -330,7 +330,7 @@ def test_micro_batches_average_to_the_whole(tiny_model, module, settings):
 
 
 BAD = {
-    "epsilon": (espo, {"epsilon": 1.5}, "objective.epsilon"),
+    "epsilon": (espo, {"epsilon": 1.0}, "objective.epsilon"),
     "beta": (gdpo, {"beta": -0.1}, "objective.beta"),
     "odd masks": (espo, {"masks": 3}, "objective.masks"),
     "updates": (gdpo, {"updates": 0}, "objective.updates"),

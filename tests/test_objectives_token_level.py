@@ -587,7 +587,7 @@ def test_cycles_on_eight_devices_in_micro_batches_equal_those_on_one(name):
 
 
 BAD = [
-    ("diffu_grpo", {"epsilon": -0.1}, "epsilon = -0.1"),
+    ("diffu_grpo", {"epsilon": 0.0}, "epsilon = 0.0"),
     ("diffu_grpo", {"beta": -1.0}, "beta = -1.0"),
     ("diffu_grpo", {"beta": float("nan")}, "beta = nan"),
     ("diffu_grpo", {"prompt_mask": 1.0}, "prompt_mask = 1.0"),

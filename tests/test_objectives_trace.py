@@ -704,7 +704,7 @@ REFUSED = [
     (agrpo, {"proposal": "uniform"}, 4, {"algorithm": "wino", "level": 0.9}, 'sampler.algorithm = "wino"'),
     (agrpo, {"proposal": "uniform"}, 4, {"cfg_scale": 1.0}, "sampler.cfg_scale"),
     (agrpo, {"proposal": "best"}, 4, {}, "objective.proposal"),
-    (agrpo, {"proposal": "uniform", "epsilon": 1.5}, 4, {}, "objective.epsilon"),
+    (agrpo, {"proposal": "uniform", "epsilon": 0.0}, 4, {}, "objective.epsilon"),
     (agrpo, {"proposal": "uniform", "samples": 0}, 4, {}, "objective.samples"),
     (agrpo, {"proposal": "uniform", "reference_sync": 3}, 4, {}, "objective.reference_sync"),
     (tracerl, {}, 1, {}, "rollout.group = 1"),

@@ -24,7 +24,7 @@ from dmpo_jax.objectives import dmpo, importance, wddo
 from dmpo_jax.objectives.objective import Context, Prepared, elbo_on, given_rollout
 
 FIXTURES = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
-pytestmark = pytest.mark.skipif(not FIXTURES.is_dir(), reason="../shared/fixtures is not there")
+pytestmark = pytest.mark.skipif(not FIXTURES.is_dir(), reason="../shared/fixtures is absent")
 MASK, EOS, ROWS, LENGTH = 505, 500, 8, 32
 LORA = {"wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "w_up": "up_proj"}
 

@@ -10,6 +10,7 @@ import pytest
 
 from dmpo_jax.config import CheckpointConfig, OptimizerConfig, resolve
 from dmpo_jax.errors import UserError
+from dmpo_jax.inputs import read_json
 from dmpo_jax.model.parameters import ModelConfig, init_params, param_shardings
 from dmpo_jax.model.tokenizer import make_tokenizer
 from dmpo_jax.parallel.mesh import make_mesh
@@ -17,7 +18,7 @@ from dmpo_jax.tasks.task import Example
 from dmpo_jax.training.alarms import PATIENCE, Alarms
 from dmpo_jax.training.checkpoint import Checkpoints, load_params
 from dmpo_jax.training.data import Batches, encode
-from dmpo_jax.training.metrics import JsonLines, Progress, check_output, read_json
+from dmpo_jax.training.metrics import JsonLines, Progress, check_output
 from dmpo_jax.training.optimizer import make_optimizer
 from dmpo_jax.training.run_folder import claim
 from dmpo_jax.training.state import State

@@ -19,7 +19,6 @@ from dmpo_jax.model.parameters import ModelConfig
 from dmpo_jax.objectives import OBJECTIVES
 from dmpo_jax.tasks.task import TaskConfig
 from dmpo_jax.toml_files import parse_override, read_extended
-from dmpo_jax.toml_files import read_tables as read_tables
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,10 @@
 """Files that a user names. Only regular ones of a bounded size are opened: a fifo would hang, a device might never end."""
 
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from dmpo_jax.errors import UserError
 
@@ -33,3 +35,19 @@ def read_regular(path: str | Path, most: int) -> bytes:
     """The content of a regular file of at most `most` bytes. Raises as `regular_size` does."""
     regular_size(path, most)
     return Path(path).read_bytes()
+
+
+def read_json(path: str | Path, remedy: str = "", most: int = 50_000_000) -> dict[str, Any]:
+    """An object from a JSON file. Raises UserError, with the remedy, where it is absent, too large or no such thing."""
+    after = f"; {remedy}" if remedy else ""
+    try:
+        value = json.loads(read_regular(path, most).decode("utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}){after}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: not valid JSON{after}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object{after}")
+    return value

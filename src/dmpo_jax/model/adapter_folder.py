@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from dmpo_jax.errors import UserError
-from dmpo_jax.model.checkpoint_folder import claim_folder, read_json
+from dmpo_jax.inputs import read_json
+from dmpo_jax.model.checkpoint_folder import claim_folder
 from dmpo_jax.model.families import FAMILIES
 from dmpo_jax.model.lora import LoraConfig, adapter_specs, matrices
 from dmpo_jax.model.parameters import ModelConfig, abstract_params, shardings

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dmpo_jax.errors import UserError
-from dmpo_jax.inputs import read_regular, regular_size
+from dmpo_jax.inputs import read_json, regular_size
 from dmpo_jax.model.families import FAMILIES, read_config, stated_ids
 from dmpo_jax.model.parameters import ModelConfig, ParamSpec, abstract_params
 from dmpo_jax.model.safetensors import Entry, read_header, write_file
@@ -57,21 +57,6 @@ def locate(source: str, weights: bool = True) -> Path:
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         remedy = f"cannot be fetched ({type(error).__name__}): check the network, or give a folder"
     raise UserError(f"{source}: no such folder, and the hub model {remedy}")
-
-
-def read_json(path: Path, limit: int = 50_000_000) -> dict[str, Any]:
-    """An object from a JSON file. Raises UserError where it is absent, larger than `limit` bytes or malformed."""
-    try:
-        value = json.loads(read_regular(path, limit).decode("utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path}: not valid JSON") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: expected a JSON object")
-    return value
 
 
 def model_of(directory: Path) -> tuple[ModelConfig, dict[str, Any]]:

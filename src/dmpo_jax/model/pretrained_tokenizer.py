@@ -10,8 +10,8 @@ import numpy as np
 import tokenizers
 
 from dmpo_jax.errors import UserError
+from dmpo_jax.inputs import read_json
 from dmpo_jax.model import chat, pieces
-from dmpo_jax.model.checkpoint_folder import read_json
 from dmpo_jax.model.families import SpecialIds, read_config, read_family, special_ids
 
 # How Qwen2 vocabularies, which are also published without a tokenizer.json, cut a text before merging.

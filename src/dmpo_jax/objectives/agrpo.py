@@ -82,9 +82,7 @@ class Config:
             ("cfg_scale", sampler.cfg_scale > 0, "guidance is not part of the policy; leave it out"),
         ):
             if wrong:
-                value = getattr(sampler, key)
-                value = f'"{value}"' if isinstance(value, str) else value
-                raise UserError(f"sampler.{key} = {value}: {why}")
+                raise UserError(f"sampler.{key} = {checks.as_toml(getattr(sampler, key))}: {why}")
 
 
 def prepare(
@@ -172,15 +170,13 @@ def loss(
     size = jnp.float32(length) if config.normalizer == "canvas" else steps.astype(jnp.float32)
     total = -jnp.mean(estimate(pg.clipped_surrogate(log_ratio, advantage, config.epsilon, config.epsilon), size))
     share = lambda condition: jnp.mean(estimate(condition.astype(jnp.float32), groups["mean_length"]))  # noqa: E731
-    ratio = jnp.exp(pg.clamp(log_ratio))
-    beyond = jnp.where(advantage > 0, ratio > 1 + config.epsilon, ratio < 1 - config.epsilon)
     metrics = pg.ratio_metrics(estimate(log_ratio, 1.0), rollout.reward) | {
         "log_ratio/clamped": share(jnp.abs(log_ratio) > pg.LIMIT),
-        "ratio/clipped": share(beyond & (advantage != 0)),
+        "ratio/clipped": share(pg.clipped(log_ratio, advantage, config.epsilon)),
         "step_weight/max": jnp.max(rows.weight * config.samples / steps[..., None]),  # 1: as if drawn uniformly
     }
     if config.beta:
-        kl = ratio * pg.kl_k3(jnp.where(rows.scored, log_prob - of_reference, 0.0))
+        kl = jnp.exp(pg.clamp(log_ratio)) * pg.kl_k3(jnp.where(rows.scored, log_prob - of_reference, 0.0))
         kl = jnp.mean(estimate(kl, size))
         total, metrics["kl"] = total + config.beta * kl, kl
     return total, jax.lax.stop_gradient(metrics)

@@ -6,6 +6,11 @@ from dmpo_jax.diffusion.masking import LAWS
 from dmpo_jax.errors import UserError
 
 
+def as_toml(value: str | bool | float) -> str:
+    """A setting as TOML writes it."""
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
+
+
 def one_of(key: str, value: str, known: Collection[str]) -> None:
     """A name among those known."""
     if value not in known:
@@ -40,10 +45,14 @@ def reference_sync(config) -> None:
         raise UserError(f"objective.reference_sync = {config.reference_sync}: expected 0 (never) or a number of cycles")
 
 
-def clip_and_kl(config) -> None:
-    """`epsilon` of a clipped surrogate, `beta` of a KL term, and `reference_sync` where there is a reference to sync."""
-    if not 0 <= config.epsilon <= 1:
-        raise UserError(f"objective.epsilon = {config.epsilon}: expected 0 to 1")
+def clip_and_kl(config, zero_epsilon: bool = False) -> None:
+    """`epsilon` of a clipped surrogate, `beta` of a KL term, and `reference_sync` where there is a reference to sync.
+
+    With `zero_epsilon`, 0 is a setting of the method: no gradient once a ratio has moved in favour of its advantage.
+    """
+    if not (0 <= config.epsilon < 1 if zero_epsilon else 0 < config.epsilon <= 1):
+        expected = "0 or more, below 1" if zero_epsilon else "above 0 and at most 1"
+        raise UserError(f"objective.epsilon = {config.epsilon}: expected {expected}")
     if not config.beta >= 0:
         raise UserError(f"objective.beta = {config.beta}: expected 0 (no KL term) or a positive number")
     reference_sync(config)
@@ -52,3 +61,9 @@ def clip_and_kl(config) -> None:
             f"objective.reference_sync = {config.reference_sync} has no effect with objective.beta = 0, which uses no "
             "reference; set beta, or leave reference_sync out"
         )
+
+
+def prompt_mask(config) -> None:
+    """`prompt_mask`, a share of prompt tokens that leaves some of them."""
+    if not 0 <= config.prompt_mask < 1:
+        raise UserError(f"objective.prompt_mask = {config.prompt_mask}: expected 0 (off) or a share below 1")

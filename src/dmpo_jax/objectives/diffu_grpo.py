@@ -29,11 +29,7 @@ from dmpo_jax.diffusion.canvas import Prompts
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.objectives import checks
 from dmpo_jax.objectives import policy_gradient as pg
-from dmpo_jax.objectives.mean_field import (
-    check_prompt_mask,
-    masked_prompts,
-    mean_field_log_probs,
-)
+from dmpo_jax.objectives.mean_field import masked_prompts, mean_field_log_probs
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
 
 ROLLOUT = True
@@ -56,19 +52,15 @@ class Config:
         checks.compared_group(self, group_size)
         checks.one_of("advantage", self.advantage, pg.ADVANTAGES)
         checks.clip_and_kl(self)
-        check_prompt_mask(self.prompt_mask)
+        checks.prompt_mask(self)
 
 
 def prepare(
     params: dict, reference: dict, rollout: Rollout, key: jax.Array, config: Config, context: Context
 ) -> Prepared:
     """Advantages and the batch's mean length, `f32[P, N]`; the rollout policy and, for the KL, the reference."""
-    groups = {
-        "advantage": pg.advantages(rollout.reward, config.advantage),
-        "mean_length": pg.mean_length(rollout.live),
-    }
-    whole = {"old": params, "reference": reference} if config.beta else {"old": params}
-    return Prepared(groups=groups, whole=whole, metrics=pg.rollout_metrics(rollout))
+    prepared = pg.prepare_advantages(params, reference, rollout, config.advantage, config.beta)
+    return prepared._replace(groups=prepared.groups | {"mean_length": pg.mean_length(rollout.live)})
 
 
 def loss(
@@ -100,11 +92,10 @@ def clipped_loss(
     log_prob = log_probs(params)
     log_ratio = jnp.where(live, log_prob - log_probs(whole["old"]), 0.0)
     total = -mean(pg.clipped_surrogate(log_ratio, advantage, config.epsilon, config.epsilon))
-    beyond = jnp.where(advantage > 0, jnp.exp(log_ratio) > 1 + config.epsilon, jnp.exp(log_ratio) < 1 - config.epsilon)
     share = lambda condition: mean(condition.astype(jnp.float32))  # noqa: E731
     metrics = pg.ratio_metrics(jnp.sum(log_ratio, axis=-1), rollout.reward) | {
         "log_ratio/clamped": share(jnp.abs(log_ratio) > pg.LIMIT),  # of tokens, as the surrogate is theirs
-        "ratio/clipped": share(beyond & (advantage != 0)),
+        "ratio/clipped": share(pg.clipped(log_ratio, advantage, config.epsilon)),
     }
     if config.beta:
         kl = mean(pg.kl_k3(jnp.where(live, log_prob - log_probs(whole["reference"]), 0.0)))

@@ -26,7 +26,6 @@ from dmpo_jax.errors import UserError
 from dmpo_jax.objectives import checks, group
 from dmpo_jax.objectives.importance import (
     WeightConfig,
-    as_toml,
     from_rows,
     over_rows,
     scored_live,
@@ -76,7 +75,7 @@ class Config(WeightConfig):
             value = getattr(self, key)
             if value != WeightConfig.__dataclass_fields__[key].default:
                 raise UserError(
-                    f'objective.{key} = {as_toml(value)} has no effect with objective.weights = "reward"; leave it out'
+                    f'objective.{key} = {checks.as_toml(value)} has no effect with objective.weights = "reward"; leave it out'
                 )
 
 

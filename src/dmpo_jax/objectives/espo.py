@@ -24,12 +24,7 @@ from dmpo_jax.objectives import checks
 from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.importance import scored_live
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
-from dmpo_jax.objectives.sequence import (
-    elbo_changes,
-    live_length,
-    penalised,
-    prepare_advantages,
-)  # fmt: skip
+from dmpo_jax.objectives.sequence import elbo_changes, live_length, penalised
 from dmpo_jax.parallel.mesh import per_shard
 
 ROLLOUT = True
@@ -50,7 +45,7 @@ class Config:
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range or without effect."""
         checks.compared_group(self, group_size)
-        checks.clip_and_kl(self)
+        checks.clip_and_kl(self, zero_epsilon=True)
         checks.masks("masks", self.masks, "exact")
 
 
@@ -74,7 +69,7 @@ def prepare(
     params: dict, reference: dict, rollout: Rollout, key: jax.Array, config: Config, context: Context
 ) -> Prepared:
     """Leave-one-out advantages `f32[P, N]`, and the policies that the updates compare with."""
-    return prepare_advantages(params, reference, rollout, "leave_one_out", config.beta)
+    return pg.prepare_advantages(params, reference, rollout, "leave_one_out", config.beta)
 
 
 def loss(

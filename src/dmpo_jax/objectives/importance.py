@@ -119,22 +119,17 @@ class WeightConfig:
             value = getattr(self, key)
             if value != unset:
                 raise UserError(
-                    f"objective.{key} = {as_toml(value)} has no effect: with objective.alpha = {self.alpha} and these weights "
-                    "no log-ratio to the reference is used; leave it out"
+                    f"objective.{key} = {checks.as_toml(value)} has no effect: with objective.alpha = {self.alpha} and these "
+                    "weights no log-ratio to the reference is used; leave it out"
                 )
 
     def _refuse_exact_settings(self, settled: dict) -> None:
         for key, value in settled.items():
             if getattr(self, key) != value:
                 raise UserError(
-                    f"objective.{key} = {as_toml(getattr(self, key))} contradicts objective.arithmetic = "
-                    f'"published", which has {as_toml(value)}; leave {key} out, or use arithmetic = "exact"'
+                    f"objective.{key} = {checks.as_toml(getattr(self, key))} contradicts objective.arithmetic = "
+                    f'"published", which has {checks.as_toml(value)}; leave {key} out, or use arithmetic = "exact"'
                 )
-
-
-def as_toml(value) -> str:
-    """A setting as TOML writes it."""
-    return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
 def scored_live(rollout: Rollout, config: WeightConfig) -> jax.Array:

@@ -13,7 +13,6 @@ from dmpo_jax.diffusion.canvas import Prompts, repeat
 from dmpo_jax.diffusion.elbo import token_log_probs
 from dmpo_jax.diffusion.forward import completion_hidden
 from dmpo_jax.diffusion.masking import row_keys
-from dmpo_jax.errors import UserError
 from dmpo_jax.objectives.objective import Context, Rollout
 from dmpo_jax.parallel import mesh as meshes
 from dmpo_jax.parallel.mesh import by_group, per_shard
@@ -64,9 +63,3 @@ def mean_field_log_probs(params: dict, rollout: Rollout, prompts: Prompts, conte
     everything = jnp.ones_like(rollout.live.reshape(-1, rollout.live.shape[-1]))[:, None]
     states = view_states(params, rollout, prompts, everything, context)
     return view_log_probs(params, rollout, states, context)[:, :, 0]
-
-
-def check_prompt_mask(rate: float) -> None:
-    """Raises UserError unless `rate` is a share of prompt tokens that leaves some of them."""
-    if not 0 <= rate < 1:
-        raise UserError(f"objective.prompt_mask = {rate}: expected 0 (off) or a share below 1")

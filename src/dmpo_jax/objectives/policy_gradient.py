@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dmpo_jax.objectives import group
-from dmpo_jax.objectives.objective import Rollout
+from dmpo_jax.objectives.objective import Prepared, Rollout
 
 ADVANTAGES = ("mean", "leave_one_out", "z_score")
 LIMIT = 10.0  # nats; e^10 is beyond any ratio that says something, and its square is still finite
@@ -44,6 +44,12 @@ def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, low: float, hi
     return jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - low, 1.0 + high) * advantage)
 
 
+def clipped(log_ratio: jax.Array, advantage: jax.Array, epsilon: float) -> jax.Array:
+    """bool: where the clip of `clipped_surrogate` has taken the gradient away."""
+    ratio = jnp.exp(clamp(log_ratio))
+    return jnp.where(advantage > 0, ratio > 1 + epsilon, ratio < 1 - epsilon) & (advantage != 0)
+
+
 def kl_k2(log_ratio: jax.Array) -> jax.Array:
     """(log p - log p_ref)^2 / 2, whose gradient is unbiased for the reverse KL's on samples of p."""
     return 0.5 * log_ratio * log_ratio
@@ -77,6 +83,12 @@ def rollout_metrics(rollout: Rollout) -> dict[str, jax.Array]:
         "reward/zero_std_groups": jnp.mean(group.equal_rewards(rollout.reward).astype(jnp.float32)),
         "rewards_not_finite": jnp.sum(~jnp.isfinite(rollout.reward)).astype(jnp.float32),
     }
+
+
+def prepare_advantages(params: dict, reference: dict, rollout: Rollout, kind: str, beta: float) -> Prepared:
+    """Advantages `f32[P, N]`; the rollout policy and the reference are kept for the updates' own masks."""
+    whole = {"old": params, "reference": reference} if beta else {"old": params}
+    return Prepared({"advantage": advantages(rollout.reward, kind)}, whole, rollout_metrics(rollout))
 
 
 def ratio_metrics(log_ratio: jax.Array, reward: jax.Array) -> dict[str, jax.Array]:

@@ -9,13 +9,6 @@ from dmpo_jax.objectives.importance import scored_live
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout, elbo_on
 
 
-def prepare_advantages(params: dict, reference: dict, rollout: Rollout, kind: str, beta: float) -> Prepared:
-    """Advantages `f32[P, N]`; the rollout policy and the reference are kept for the updates' own masks."""
-    whole = {"old": params, "reference": reference} if beta else {"old": params}
-    advantage = pg.advantages(rollout.reward, kind)
-    return Prepared(groups={"advantage": advantage}, whole=whole, metrics=pg.rollout_metrics(rollout))
-
-
 def live_length(rollout: Rollout, config) -> jax.Array:
     """`f32[P, N]`: tokens whose likelihood counts, at least 1."""
     return jnp.maximum(jnp.sum(scored_live(rollout, config), axis=-1), 1).astype(jnp.float32)

@@ -35,7 +35,6 @@ from dmpo_jax.errors import UserError
 from dmpo_jax.objectives import checks
 from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.mean_field import (
-    check_prompt_mask,
     masked_prompts,
     view_log_probs,
     view_states,
@@ -66,7 +65,7 @@ class Config:
         """Raises UserError on a setting out of range."""
         checks.compared_group(self, group_size)
         checks.one_of("advantage", self.advantage, pg.ADVANTAGES)
-        check_prompt_mask(self.prompt_mask)
+        checks.prompt_mask(self)
         if not 1 <= self.beta <= 100:
             raise UserError(f"objective.beta = {self.beta}: expected 1 to 100; below 1 there is no upper bound")
         if not 0 <= self.mix <= 1:

@@ -131,12 +131,10 @@ def loss(
     kl = over_batch(jnp.where(keep, pg.kl_k3(log_ratio), 0.0), *size)
     total = config.beta * kl - over_batch(surrogate, *size)
     share = lambda condition: over_batch(condition.astype(jnp.float32), 1.0, groups["mean_length"])  # noqa: E731
-    ratio = jnp.exp(pg.clamp(log_ratio))
-    beyond = jnp.where(advantage > 0, ratio > 1 + config.epsilon, ratio < 1 - config.epsilon)
     of_sequence = jnp.sum(jnp.sum(log_ratio, axis=-1) * rows.weight, axis=-1)
     metrics = pg.ratio_metrics(of_sequence, rollout.reward) | {
         "log_ratio/clamped": share(jnp.abs(log_ratio) > pg.LIMIT),
-        "ratio/clipped": share(beyond & (advantage != 0)),
+        "ratio/clipped": share(pg.clipped(log_ratio, advantage, config.epsilon)),
         "kl": kl,
     }
     return total, jax.lax.stop_gradient(metrics)

@@ -30,11 +30,7 @@ from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
 from dmpo_jax.objectives import checks, group
 from dmpo_jax.objectives import policy_gradient as pg
-from dmpo_jax.objectives.mean_field import (
-    check_prompt_mask,
-    masked_prompts,
-    mean_field_log_probs,
-)
+from dmpo_jax.objectives.mean_field import masked_prompts, mean_field_log_probs
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
 
 ROLLOUT = True
@@ -55,7 +51,7 @@ class Config:
     def validate(self, group_size: int, sampler: SamplerConfig) -> None:
         """Raises UserError on a setting out of range."""
         checks.compared_group(self, group_size)
-        check_prompt_mask(self.prompt_mask)
+        checks.prompt_mask(self)
         if not 0 < self.psi <= 1e6:
             raise UserError(f"objective.psi = {self.psi}: expected a positive number up to 1e6")
         if not 0 <= self.negative <= 1:

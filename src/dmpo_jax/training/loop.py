@@ -15,6 +15,7 @@ import numpy as np
 from dmpo_jax.config import Config
 from dmpo_jax.errors import UserError
 from dmpo_jax.evaluation.evaluate import Evaluator, load_examples, write_items
+from dmpo_jax.inputs import read_json
 from dmpo_jax.model.lora import digest, policy_of
 from dmpo_jax.model.parameters import count_params
 from dmpo_jax.parallel.mesh import make_mesh, row_shards
@@ -24,12 +25,13 @@ from dmpo_jax.training.checkpoint import Checkpoints
 from dmpo_jax.training.cycle import Record, empty_replay, make_cycle
 from dmpo_jax.training.data import Batches, encode, place
 from dmpo_jax.training.initial import check_start, initial_policy
-from dmpo_jax.training.metrics import JsonLines, Progress, read_json, write_text
+from dmpo_jax.training.metrics import JsonLines, Progress, write_text
 from dmpo_jax.training.setup import Setup, make_setup
 from dmpo_jax.training.state import State, fresh_state
 from dmpo_jax.training.teacher import load_teacher, with_teacher
 
 PREEMPTED = 17
+RESTORE = "restore it, or start in a new run folder"
 
 
 def train(config: Config, run_dir: Path) -> int:
@@ -94,7 +96,7 @@ class _Run:
         path = self.run_dir / "summary.json"
         if not path.exists():
             return False
-        summary = read_json(path)
+        summary = read_json(path, RESTORE)
         return summary.get("cycles") == self.config.run.cycles  # a run made longer has more to say
 
     def _on_sigterm(self, *_) -> None:
@@ -208,8 +210,7 @@ class _Run:
     def _validate(self, state: State) -> dict[str, float]:
         with jax.transfer_guard("allow"):
             self.validated, _ = self.validation.run(self._policy(state))
-        result = self.validated
-        return {"eval/accuracy": result["accuracy"], "eval/exact": result["exact"]}
+        return {"eval/accuracy": self.validated["accuracy"], "eval/exact": self.validated["exact"]}
 
     def _save(self, cycle: int, state: State) -> None:
         self.metrics.flush()
@@ -231,7 +232,7 @@ class _Run:
         write_text(self.run_dir / "eval" / "before.json", json.dumps(before, indent=1))
 
     def _finish(self, state: State) -> None:
-        before = read_json(self.run_dir / "eval" / "before.json")
+        before = read_json(self.run_dir / "eval" / "before.json", RESTORE)
         summary: dict[str, Any] = {
             "status": "done",
             "cycles": self.config.run.cycles,

@@ -19,17 +19,6 @@ def write_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises UserError naming the file that holds none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); restore it, or start in a new run folder") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: expected a JSON object; restore it, or start in a new run folder")
-    return found
-
-
 def check_output(path: Path, suffix: str) -> None:
     """Raises UserError unless a file of that name can be written; makes the folder it goes into."""
     if path.suffix != suffix or path.is_dir():

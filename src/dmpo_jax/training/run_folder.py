@@ -3,8 +3,9 @@
 import dataclasses
 from pathlib import Path
 
-from dmpo_jax.config import Config, read_tables, resolve, vars_of
+from dmpo_jax.config import Config, resolve, vars_of
 from dmpo_jax.errors import UserError
+from dmpo_jax.toml_files import read_tables
 from dmpo_jax.training.metrics import write_text
 from dmpo_jax.training.setup import make_setup
 
