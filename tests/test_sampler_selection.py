@@ -167,6 +167,20 @@ def test_filters():
     assert kept(top_k=1, top_p=0.99) == [0]
 
 
+def test_the_nucleus_is_what_sorting_finds():
+    """Random rows with ties, a zero of either sign and forbidden tokens, against a sort in fp64."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 3, (200, 97)).round(1).astype(np.float32)
+    logits[:, :5] = [0.0, -0.0, -np.inf, -np.inf, 1e-30]
+    for top_p in (0.013, 0.5, 0.9, 0.999):
+        kept = np.asarray(filtered(jnp.asarray(logits), top_p=top_p)) > -np.inf
+        for row, inside in zip(logits.astype(np.float64), kept, strict=True):
+            share = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+            above = np.array([share[row > x].sum() for x in row])
+            clear = abs(above - top_p) > 1e-6
+            assert (inside == (above <= top_p) & (row > -np.inf))[clear].all() and clear.mean() > 0.9
+
+
 def test_scores():
     logits = forbid(jnp.log(jnp.array([[0.5, 0.25, 0.25, 9.0]])), 3)
     assert entropy_of(logits)[0] == pytest.approx(1.5 * math.log(2), abs=1e-6)

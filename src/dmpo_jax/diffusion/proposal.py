@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
+from dmpo_jax.parallel.mesh import explicit_mesh
 
 
 class Noise(Protocol):
@@ -32,17 +33,27 @@ class KeyedNoise:
         self._keys = keys
 
     def _draw(self, draw: Callable, *numbers) -> jax.Array:
-        def row(key, *numbers):
-            for number in numbers:
-                key = jax.random.fold_in(key, number)
-            return draw(key)
+        return jax.vmap(draw)(self._folded(*numbers))
 
-        return jax.vmap(row)(self._keys, *(jnp.broadcast_to(n, self._keys.shape) for n in numbers))
+    def _folded(self, *numbers) -> jax.Array:
+        keys = self._keys
+        for number in numbers:
+            keys = jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(number, keys.shape))
+        return keys
 
     def gumbel(self, step: jax.Array, width: int, vocab: int) -> jax.Array:
-        """In its high-accuracy form: the default one clips near 16, which a vocabulary of 126,464 exceeds once in seventy
-        draws."""
-        return self._draw(lambda key: jax.random.gumbel(key, (width, vocab), jnp.float32, mode="high"), step)
+        """From one draw of 32 bits each, exact where it is large, up to 22.9.
+
+        JAX's own either clips near 16, which a vocabulary of 126,464 exceeds once in seventy draws, or takes two draws and
+        three times as long.
+        """
+
+        def draw(key):
+            tail = (jax.random.bits(key, (width, vocab), jnp.uint32).astype(jnp.float32) + 0.5) * 2.0**-32
+            return -jnp.log(-jnp.log1p(-jnp.minimum(tail, _LARGEST_TAIL)))
+
+        # Row by row: fused with the argmax that follows, all rows at once take three times as long on CPUs.
+        return jax.lax.map(draw, self._folded(step))
 
     def uniform(self, step: jax.Array, width: int) -> jax.Array:
         """A stream of its own: the proposal already used the step's key."""
@@ -55,7 +66,11 @@ class KeyedNoise:
 
 def forbid(logits: jax.Array, token: int) -> jax.Array:
     """Logits with one token's at minus infinity."""
-    return jnp.where(jnp.arange(logits.shape[-1]) == token, -jnp.inf, logits)
+    if explicit_mesh() is not None:  # the vocabulary may be split
+        return jnp.where(jnp.arange(logits.shape[-1]) == token, -jnp.inf, logits)
+    # Written in place: a comparison would be fused into everything that reads the logits, at a third of its time on CPUs.
+    never = jnp.full((*logits.shape[:-1], 1), -jnp.inf, logits.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(logits, never, token, logits.ndim - 1)
 
 
 def filtered(logits: jax.Array, top_k: int = 0, top_p: float = 1.0) -> jax.Array:
@@ -67,12 +82,33 @@ def filtered(logits: jax.Array, top_k: int = 0, top_p: float = 1.0) -> jax.Array
         least = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))[0][..., -1:]
         logits = jnp.where(logits >= least, logits, -jnp.inf)
     if top_p < 1.0:
-        ordered = -jnp.sort(-logits, axis=-1)
-        probability = jax.nn.softmax(ordered, axis=-1)
-        inside = jnp.cumsum(probability, axis=-1) - probability <= top_p
-        least = jnp.min(jnp.where(inside, ordered, jnp.inf), axis=-1, keepdims=True)
-        logits = jnp.where(logits >= least, logits, -jnp.inf)
+        logits = jnp.where(logits >= _least_of_nucleus(logits, top_p), logits, -jnp.inf)
     return logits
+
+
+def _least_of_nucleus(logits: jax.Array, top_p: float) -> jax.Array:
+    """The smallest number `[..., 1]` that has a mass of at most `top_p` above it.
+
+    Found by bisection over the ordered bit patterns of fp32: exact in 32 passes, where a sort takes several times as long.
+    """
+    probability = jax.nn.softmax(logits, axis=-1)
+    pattern = _ordered(jax.lax.bitcast_convert_type(logits, jnp.int32))
+
+    def halve(_, bracket):
+        low, high = bracket  # too much mass above `low`, not too much above `high`
+        middle = (low & high) + ((low ^ high) >> 1)
+        mass = jnp.sum(jnp.where(pattern > middle, probability, 0), axis=-1, keepdims=True)
+        return jnp.where(mass > top_p, middle, low), jnp.where(mass > top_p, high, middle)
+
+    high = jnp.max(pattern, axis=-1, keepdims=True)
+    low = jnp.full_like(high, jnp.iinfo(jnp.int32).min)
+    _, least = jax.lax.fori_loop(0, 32, halve, (low, high))
+    return jax.lax.bitcast_convert_type(_ordered(least), jnp.float32)
+
+
+def _ordered(pattern: jax.Array) -> jax.Array:
+    """int32 in the order of the fp32 numbers whose bits they are, and back."""
+    return jnp.where(pattern < 0, pattern ^ 0x7FFFFFFF, pattern)
 
 
 def propose(logits: jax.Array, noise: jax.Array | None, temperature: float) -> jax.Array:
@@ -159,4 +195,5 @@ def propose_block(logits: jax.Array, step: jax.Array, noise: Noise, sampler: Sam
     return Proposal(token, log_prob, sampled, entropy, score, probability)
 
 
+_LARGEST_TAIL = 1 - 2.0**-24  # the largest fp32 below 1
 _AFTER_ALL = -1e30  # a score below any other, yet above what is not allowed

@@ -24,6 +24,7 @@ COLUMNS = (
     "overhead", "share_of_peak", "compile_s",
 )  # fmt: skip
 FULL_FORWARDS = 3  # timed after every run of a sampler
+PIECE_REPEATS = 5  # of a forward or a head timed by itself, in turn with full forwards
 
 
 def samplers_for(base: SamplerConfig, model: ModelConfig) -> dict[str, SamplerConfig]:
@@ -72,14 +73,20 @@ def samplers_for(base: SamplerConfig, model: ModelConfig) -> dict[str, SamplerCo
     }
 
 
-def table(config: Config, repeats: int, prompt_width: int = 128, only: tuple[str, ...] = ()) -> dict[str, Any]:
+def table(
+    config: Config,
+    repeats: int,
+    prompt_width: int = 128,
+    only: tuple[str, ...] = (),
+    show: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
     """Figures of every sampler (or of those named in `only`), as rows with the keys of COLUMNS.
 
     `nfe` counts the forwards of the whole batch; `tokens_per_forward` the tokens pushed through the network by each, per
     row. full_s, cached_s and head_s are so many forwards and heads timed by themselves; `overhead` is the share of the
     seconds that they do not explain. Each sampler is timed in turn with full forwards, the unit in which `relative` (its
-    tokens/s over the first one's) and full_s are counted, so that they do not move with what else the machine does. Raises
-    UserError on a name that there is none of.
+    tokens/s over the first one's) and full_s are counted, so that they do not move with what else the machine does. `show`
+    is given each line of the table as soon as it is known. Raises UserError on a name that there is none of.
     """
     if not config.model.vocab_size:
         raise UserError("model.vocab_size = 0: dmpo bench sample makes up its tokens; set a size")
@@ -96,6 +103,10 @@ def table(config: Config, repeats: int, prompt_width: int = 128, only: tuple[str
     inputs = (params, Prompts(tokens, jnp.full((rows,), prompt_width)), row_keys(jax.random.key(2), jnp.arange(rows)))
     pieces = _Pieces(params, model, rows, prompt_width, length)
     peak, out, first = matmul_peak(), [], None
+    widths = [max(len(column), 12) for column in COLUMNS]
+    widths[0] = max(map(len, chosen))
+    line = lambda cells: "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()  # noqa: E731
+    show(line(COLUMNS))
     for name, sampler in chosen.items():
         sampler.validate(length)
         sampler.validate_model(model)
@@ -113,7 +124,7 @@ def table(config: Config, repeats: int, prompt_width: int = 128, only: tuple[str
         forward_s = forwards_s / FULL_FORWARDS
         first = first or seconds / forward_s
         trace = jax.device_get(traces[0])
-        figures = _explained(pieces, trace, sampler, prompt_width, length, forward_s, repeats)
+        figures = _explained(pieces, trace, sampler, prompt_width, length, forward_s)
         spent = sum(figures[key] for key in ("full_s", "cached_s", "head_s"))
         flops = figures.pop("flops")
         out.append({
@@ -128,6 +139,7 @@ def table(config: Config, repeats: int, prompt_width: int = 128, only: tuple[str
             "share_of_peak": flops / seconds / peak,
             "compile_s": compile_s,
         })  # fmt: skip
+        show(line([name] + [f"{out[-1][key]:.4g}" for key in COLUMNS[1:]]))
     return {
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "jax": jax.__version__,
@@ -140,40 +152,31 @@ def table(config: Config, repeats: int, prompt_width: int = 128, only: tuple[str
     }
 
 
-def as_text(result: dict[str, Any]) -> str:
-    """The table in aligned columns."""
-    shown = [COLUMNS] + [
-        tuple(row[key] if isinstance(row[key], str) else f"{row[key]:.4g}" for key in COLUMNS)
-        for row in result["samplers"]
-    ]
-    widths = [max(len(row[i]) for row in shown) for i in range(len(COLUMNS))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown)
-
-
 class _Pieces:
-    """Forwards of a window of tokens against the whole canvas, and heads, each timed by itself."""
+    """Forwards of a window of tokens against the whole canvas, and heads, each timed by itself, in full forwards."""
 
     def __init__(self, params: dict, model: ModelConfig, rows: int, prompt_width: int, length: int):
         self._params, self.model, self.rows = params, model, rows
         self.width = prompt_width + length
-        self._seconds: dict[tuple[str, int], float] = {}
+        self._cost: dict[tuple[str, int], float] = {}
+        self._full = self._forward(self.width)
+        jax.block_until_ready(self._full())
 
-    def _timed(self, kind: str, size: int, repeats: int, make: Callable[[], Callable]) -> float:
-        if (kind, size) not in self._seconds:
+    def _timed(self, kind: str, size: int, make: Callable[[], Callable]) -> float:
+        if (kind, size) not in self._cost:
             run = make()
             jax.block_until_ready(run())
-            self._seconds[kind, size] = _median(run, repeats)
-        return self._seconds[kind, size]
+            seconds, full = _in_turn(run, self._full, PIECE_REPEATS)
+            self._cost[kind, size] = seconds / full
+        return self._cost[kind, size]
 
     def full_forwards(self) -> Callable:
         """Runs FULL_FORWARDS forwards of the whole canvas."""
-        run = self._forward(self.width)
-        jax.block_until_ready(run())
-        return lambda: [run() for _ in range(FULL_FORWARDS)]
+        return lambda: [self._full() for _ in range(FULL_FORWARDS)]
 
-    def forward(self, size: int, repeats: int) -> float:
-        """Seconds of one forward of `size` slots of every row."""
-        return self._timed("forward", size, repeats, lambda: self._forward(size))
+    def forward(self, size: int) -> float:
+        """Time of one forward of `size` slots of every row."""
+        return self._timed("forward", size, lambda: self._forward(size))
 
     def _forward(self, size: int) -> Callable:
         slots = max(size, self.width)
@@ -190,11 +193,11 @@ class _Pieces:
         window = jax.jit(lambda p, t, positions, lengths, c: cached_hidden_states(p, t, 0, positions, lengths, c, m)[0])
         return lambda: window(self._params, tokens, *rest, cache)
 
-    def head(self, size: int, repeats: int) -> float:
-        """Seconds of the head at `size` positions of every row."""
+    def head(self, size: int) -> float:
+        """Time of the head at `size` positions of every row."""
         hidden = jnp.ones((self.rows, size, self.model.d_model), jnp.dtype(self.model.dtype))
         call = jax.jit(head_logits, static_argnums=2)
-        return self._timed("head", size, repeats, lambda: lambda: call(self._params, hidden, self.model))
+        return self._timed("head", size, lambda: lambda: call(self._params, hidden, self.model))
 
 
 def _explained(
@@ -204,9 +207,8 @@ def _explained(
     prompt_width: int,
     length: int,
     forward_s: float,
-    repeats: int,
 ) -> dict[str, float]:
-    """Seconds that a run's forwards and heads take by themselves, and their FLOPs."""
+    """Seconds that a run's forwards and heads take by themselves where a full forward takes `forward_s`, and their FLOPs."""
     block, passes = sampler.block_length or length, int(trace.passes[0])
     blocks, copies, model = length // block, 2 if sampler.cfg_scale else 1, pieces.model
     if sampler.cache == "prefix":  # passes of each block, from the steps at which its tokens were committed
@@ -218,9 +220,9 @@ def _explained(
     whole = pieces.width + (block if sampler.algorithm == "wino" else 0)
     full = sizes.pop(whole, 0.0)
     return {
-        "full_s": copies * full * (forward_s if whole == pieces.width else pieces.forward(whole, repeats)),
-        "cached_s": copies * sum(count * pieces.forward(size, repeats) for size, count in sizes.items() if count),
-        "head_s": copies * passes * pieces.head(scored_positions(sampler, length), repeats),
+        "full_s": forward_s * copies * full * (1 if whole == pieces.width else pieces.forward(whole)),
+        "cached_s": forward_s * copies * sum(count * pieces.forward(size) for size, count in sizes.items() if count),
+        "head_s": forward_s * copies * passes * pieces.head(scored_positions(sampler, length)),
         "flops": decoding_flops(sampler, model, pieces.rows, prompt_width, length, again),
     }
 
@@ -234,7 +236,3 @@ def _in_turn(one: Callable, other: Callable, repeats: int) -> tuple[float, float
             jax.block_until_ready(run())
             into.append(time.perf_counter() - start)
     return statistics.median(timed[0]), statistics.median(timed[1])
-
-
-def _median(run: Callable, repeats: int) -> float:
-    return _in_turn(run, lambda: 0, repeats)[0]
