@@ -116,7 +116,7 @@ def test_a_fresh_adapter_changes_nothing(tmp_path):
 @pytest.mark.parametrize("base", ["int8", *(pytest.param(b, marks=pytest.mark.slow) for b in ("float32", "nf4"))])
 def test_gradients_reach_every_adapter_and_only_them(tmp_path, base):
     _, config, params = model(tmp_path)
-    config = dataclasses.replace(config, base=base, remat=True)
+    config = dataclasses.replace(config, base=base, remat="full")
     stored, adapters = store_tree(params, config), trained(config)
     weight = jax.random.normal(jax.random.key(1), (4, 10, 256))
     loss = jax.jit(lambda a: jnp.sum(logits(attach(stored, a, LORA), TOKENS, config) * weight))

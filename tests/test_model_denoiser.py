@@ -18,7 +18,7 @@ VARIANTS = {
     "q/k norm": {"qk_norm": True},
     "tied": {"tied_head": True},
     "wide heads": {"head_dim": 12},
-    "remat": {"remat": True},
+    "remat": {"remat": "full"},
 }
 
 
@@ -40,7 +40,7 @@ def test_forward_equals_float64_reference(name):
 
 
 def test_gradient_equals_central_differences():
-    config = ModelConfig(vocab_size=5, d_model=8, n_layers=2, n_heads=2, d_mlp=12, qk_norm=True, remat=True)
+    config = ModelConfig(vocab_size=5, d_model=8, n_layers=2, n_heads=2, d_mlp=12, qk_norm=True, remat="full")
     params = random_params(config)
     tokens = jnp.array([[0, 3, 1, 4]], jnp.int32)
     grads = jax.grad(lambda p: jnp.mean(logits(p, tokens, config)[0, 2] * jnp.arange(5.0)))(params)

@@ -205,8 +205,8 @@ def test_losses_and_gradients(case):
         "model.transformer.wte.weight": np.s_[505:506],
     }
     assert set(slices) == set(meta["losses"]["grad_slices"])
-    for name, part in slices.items():
-        close(gradient[name][part], data[f"{case}/grad/{name}"], name)
+    for name, part in slices.items():  # up to 1.4e-5 on one kind of CPU, below 1e-5 on others
+        close(gradient[name][part], data[f"{case}/grad/{name}"], name, tolerance=2e-5)
 
 
 @pytest.mark.parametrize("case", LOSSES)

@@ -85,7 +85,7 @@ def one_device():
     return run(setup_of(), (1, 1, 1))
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1), (4, 1, 1), (8, 1, 1), (2, 2, 2), (1, 4, 2)])
+@pytest.mark.parametrize("shape", [(2, 1, 1), (8, 1, 1), (4, 2, 1), (2, 2, 2), (1, 4, 2)])
 def test_every_mesh_gives_the_same_run(one_device, shape):
     assert_same(run(setup_of(), shape), one_device)
 
@@ -162,6 +162,14 @@ def test_accumulation_gives_the_same_update(one_device):
     """Micro-batches of whole groups, with the masks of the whole batch: the same loss, gradient and parameters."""
     for parts, shape in ((2, (1, 1, 1)), (4, (2, 1, 1))):
         assert_same(run(setup_of(rollout={"accumulation": parts}), shape), one_device)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [({"rows_at_once": 10, "remat": "dots"}, (1, 1, 1)), ({"rows_at_once": 4, "remat": "outputs"}, (2, 2, 2))],
+)
+def test_what_saves_memory_changes_no_number(one_device, model, shape):
+    assert_same(run(setup_of(model=model), shape), one_device)
 
 
 @pytest.mark.parametrize("baseline", ["none", "group", "individual"])

@@ -161,9 +161,9 @@ def model(tmp_path):
 
 
 def test_shape_comes_from_the_checkpoint(model):
-    config = resolve({"model": {"pretrained": model, "d_model": 64, "remat": True}})
+    config = resolve({"model": {"pretrained": model, "d_model": 64, "remat": "full"}})
     assert (config.model.d_model, config.model.n_layers, config.model.vocab_size) == (64, 3, 256)
-    assert config.model.remat and config.tokenizer.kind == "pretrained"
+    assert config.model.remat == "full" and config.tokenizer.kind == "pretrained"
     with pytest.raises(UserError, match=r"model.d_model = 32: model.pretrained = .* has 64; leave the key out"):
         resolve({"model": {"pretrained": model, "d_model": 32}})
     with pytest.raises(UserError, match="nowhere: no such folder"):

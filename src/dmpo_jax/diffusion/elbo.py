@@ -13,6 +13,7 @@ from dmpo_jax.diffusion.masking import Masks
 from dmpo_jax.model.denoiser import head_logits
 from dmpo_jax.model.parameters import ModelConfig
 from dmpo_jax.parallel import mesh as meshes
+from dmpo_jax.parallel.mesh import per_shard
 
 
 def token_log_probs(
@@ -23,20 +24,25 @@ def token_log_probs(
     The vocabulary is reached for `chunk` positions at a time (rounded down to a divisor of L) and again in the backward
     pass, so no `[B, L, V]` array exists.
     """
-    batch, views, length = targets.shape
+    length = targets.shape[2]
     size = max(c for c in range(1, min(length, chunk) + 1) if length % c == 0)
+    head = {name: params[name] for name in ("embed" if config.tied_head else "head",)}
 
-    @jax.checkpoint
-    def score(part):
-        hidden_part, target_part = part
-        logits = head_logits(params, hidden_part, config)
-        wanted = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == target_part[..., None]
-        chosen = jnp.sum(jnp.where(wanted, logits, 0.0), axis=-1)
-        return chosen - jax.nn.logsumexp(logits, axis=-1)
+    def on_shard(head, rows):
+        @jax.checkpoint
+        def score(part):
+            hidden_part, target_part = part
+            logits = head_logits(head, hidden_part, config)
+            wanted = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == target_part[..., None]
+            chosen = jnp.sum(jnp.where(wanted, logits, 0.0), axis=-1)
+            return chosen - jax.nn.logsumexp(logits, axis=-1)
 
-    hidden = jnp.moveaxis(hidden.reshape(batch, views, length // size, size, -1), 2, 0)
-    split = jnp.moveaxis(targets.reshape(batch, views, length // size, size), 2, 0)
-    return jnp.moveaxis(jax.lax.map(score, (hidden, split)), 0, 2).reshape(targets.shape)
+        split = lambda x: jnp.moveaxis(x.reshape(*x.shape[:2], length // size, size, *x.shape[3:]), 2, 0)  # noqa: E731
+        scores = jax.lax.map(score, jax.tree.map(split, rows))
+        return jnp.moveaxis(scores, 0, 2).reshape(rows[1].shape)
+
+    # By shards, so that the head arrives and its gradient leaves once, and not with every chunk.
+    return per_shard(on_shard, head, (hidden, targets), over=meshes.AXES)
 
 
 def masked_log_probs(

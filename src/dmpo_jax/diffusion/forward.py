@@ -7,7 +7,7 @@ from dmpo_jax.diffusion.canvas import Canvas, Prompts, make_canvas
 from dmpo_jax.diffusion.workspace import lay_out
 from dmpo_jax.model.denoiser import hidden_states
 from dmpo_jax.model.parameters import ModelConfig
-from dmpo_jax.parallel.mesh import per_shard
+from dmpo_jax.parallel.mesh import in_turn, per_shard
 
 
 def completion_hidden(params: dict, shown: jax.Array, prompts: Prompts, config: ModelConfig) -> jax.Array:
@@ -17,8 +17,9 @@ def completion_hidden(params: dict, shown: jax.Array, prompts: Prompts, config: 
     prompt's last token.
     """
     canvas = make_canvas(shown, prompts, config.attend_to_padding)
-    hidden = hidden_states(params, *canvas, config)
-    return completion_rows(hidden, canvas, shown.shape[1], config)
+    length = shown.shape[1]
+    score = lambda part: completion_rows(hidden_states(params, *part, config), part, length, config)  # noqa: E731
+    return in_turn(score, canvas, config.rows_at_once)
 
 
 def completion_rows(hidden: jax.Array, canvas: Canvas, length: int, config: ModelConfig) -> jax.Array:
@@ -61,8 +62,14 @@ def doubled_hidden(
 
     canvas, lead = per_shard(on_shard, (), (noisy, clean, prompts))
     width = length + block
-    hidden = hidden_states(params, *canvas, config, visible=_doubled_visible(width, block, canvas.tokens.shape[1]))
-    return rows_at(hidden, lead[:, None] + jnp.arange(length, dtype=jnp.int32))
+    visible = _doubled_visible(width, block, canvas.tokens.shape[1])
+
+    def score(part):
+        canvas, lead = part
+        hidden = hidden_states(params, *canvas, config, visible=visible)
+        return rows_at(hidden, lead[:, None] + jnp.arange(length, dtype=jnp.int32))
+
+    return in_turn(score, (canvas, lead), config.rows_at_once)
 
 
 def _doubled_visible(width: int, block: int, slots: int) -> jax.Array:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from dmpo_jax.model.attention import attend
 from dmpo_jax.model.lora import Adapted
@@ -33,6 +34,14 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Half-rotation of heads `[B, H, S, E]`: component j is paired with j + E/2; cos's dtype inside, x's dtype out."""
     first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+# What `model.remat` keeps for the backward pass.
+_KEPT = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "outputs": jax.checkpoint_policies.save_only_these_names("attention", "mlp"),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 class Cache(NamedTuple):
@@ -75,13 +84,14 @@ def _block(
         seen = Cache(rotate(k, cos, sin), v)
         if cached is not None:
             seen = jax.tree.map(lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, start, 2), cached, seen)
-        out = attend(rotate(q, cos, sin), *seen, lengths, blocks, visible)
-        h = h + contract("bhse,hed->bsd", out, layer["wo"], out_sharding=residual)
+        out = attend(rotate(q, cos, sin), *seen, lengths, blocks, visible, config.attention)
+        h = h + checkpoint_name(contract("bhse,hed->bsd", out, layer["wo"], out_sharding=residual), "attention")
     with jax.named_scope("mlp"):
         a = rms_norm(h, layer["ln2"], config.norm_eps)
         gate = jax.nn.silu(contract("bsd,df->bsf", a, layer["w_gate"]))
         up = contract("bsd,df->bsf", a, layer["w_up"])
-        return h + contract("bsf,fd->bsd", gate * up, layer["w_down"], out_sharding=residual), seen
+        out = contract("bsf,fd->bsd", gate * up, layer["w_down"], out_sharding=residual)
+        return h + checkpoint_name(out, "mlp"), seen
 
 
 def hidden_states(
@@ -100,8 +110,8 @@ def hidden_states(
     """
     h, block = _begin(params, tokens, positions, positions, lengths, visible, config)
     without_cache = lambda h, layer: block(h, layer)[0]  # noqa: E731
-    if config.remat:
-        without_cache = jax.checkpoint(without_cache)
+    if config.remat != "none":
+        without_cache = jax.checkpoint(without_cache, policy=_KEPT[config.remat])
     h, _ = jax.lax.scan(lambda h, layer: (without_cache(h, layer), None), h, params["blocks"])
     return rms_norm(h, params["ln_f"].astype(h.dtype), config.norm_eps)
 
@@ -166,6 +176,12 @@ def head_logits(params: dict, hidden: jax.Array, config: ModelConfig) -> jax.Arr
             return jnp.einsum("...d,vd->...v", hidden, weight, preferred_element_type=jnp.float32)
         weight = meshes.gathered(params["head"].astype(hidden.dtype), ("embed", "vocab"))
         return jnp.einsum("...d,dv->...v", hidden, weight, preferred_element_type=jnp.float32)
+
+
+def with_whole_head(params: dict, config: ModelConfig) -> dict:
+    """The parameters with their head gathered along fsdp, for loops that use it again and again."""
+    name, axes = ("embed", ("vocab", "embed")) if config.tied_head else ("head", ("embed", "vocab"))
+    return {**params, name: meshes.gathered(params[name], axes)}
 
 
 def logits(params: dict, tokens: jax.Array, config: ModelConfig, lengths: jax.Array | None = None) -> jax.Array:

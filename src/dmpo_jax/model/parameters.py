@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from dmpo_jax.errors import UserError
 from dmpo_jax.parallel import mesh as meshes
 
+REMAT = ("none", "dots", "outputs", "full")  # values of model.remat, in the order of falling memory
 STORED = ("float32", "bfloat16", "int8", "nf4")  # values of model.base
+ATTENTION = ("auto", "xla", "splash", "cudnn")  # values of model.attention
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,9 @@ class ModelConfig:
     base: str = "float32"  # how frozen weights are stored under LoRA: float32, bfloat16, int8 or nf4
     attend_to_padding: bool = False  # as the published code: prompts padded on the left, pads attended like text
     dtype: str = "float32"  # of activations and of the weights where they are used
-    remat: bool = False  # recompute layers in the backward pass instead of storing them
+    attention: str = "auto"  # auto, xla, splash (TPU) or cudnn (GPU); which serves what: `model.attention.attend`
+    remat: str = "none"  # what the backward pass recomputes: none, dots (all else), outputs (within half layers), full
+    rows_at_once: int = 0  # rows of a shard that go through the network together in scoring and updates; 0: all
 
     @property
     def kv_heads(self) -> int:
@@ -74,8 +78,35 @@ class ModelConfig:
             raise UserError(f"model.block_size = {self.block_size}: expected 0 (attention to all) or a positive number")
         if self.dtype not in ("float32", "bfloat16"):
             raise UserError(f'model.dtype = "{self.dtype}": expected "float32" or "bfloat16"')
+        if self.remat not in REMAT:
+            raise UserError(f'model.remat = "{self.remat}": expected one of {", ".join(REMAT)}')
+        if self.rows_at_once < 0:
+            raise UserError(f"model.rows_at_once = {self.rows_at_once}: expected 0 (all) or a positive number")
         if self.base not in STORED:
             raise UserError(f'model.base = "{self.base}": expected one of {", ".join(STORED)}')
+        self._validate_attention()
+
+    def _validate_attention(self) -> None:
+        """What is known of a kernel without shapes and devices; `model.attention` refuses the rest while it is traced."""
+        asked = f'model.attention = "{self.attention}"'
+        if self.attention not in ATTENTION:
+            raise UserError(f"{asked}: expected one of {', '.join(ATTENTION)}")
+        if self.attention in ("splash", "cudnn") and self.block_size:
+            raise UserError(
+                f"{asked}: the kernel attends to all keys, but model.block_size = {self.block_size} hides later blocks; "
+                'use "auto" or "xla"'
+            )
+        if self.attention != "cudnn":
+            return
+        if self.dtype == "float32":
+            raise UserError(
+                f'{asked}: the kernel needs model.dtype = "bfloat16", found "float32"; set that, or use "auto"'
+            )
+        if self.head_size % 8 or self.head_size > 256:
+            raise UserError(
+                f"{asked}: the kernel needs a head size that is a multiple of 8 and at most 256, found {self.head_size}; "
+                'use "auto" or "xla"'
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,13 @@ def as_used(w: Weight, dtype, spec: ParamSpec) -> jax.Array | Adapted:
     return meshes.gathered(w.astype(dtype), spec.axes[1:])
 
 
+def cast(params: dict, dtype: str) -> dict:
+    """The same parameters in the `dtype` in which layers use them; quantised codes and scales stay as they are."""
+    quantised = lambda x: isinstance(x, (Int8, NF4))  # noqa: E731
+    wide = lambda x: not quantised(x) and x.dtype == jnp.float32  # noqa: E731
+    return jax.tree.map(lambda x: x.astype(dtype) if wide(x) else x, params, is_leaf=quantised)
+
+
 def contract(equation: str, x: jax.Array, w: jax.Array | Adapted, out_sharding=None) -> jax.Array:
     """`einsum(equation, x, w)` of a weight as used; x's first axis are rows, and w's input axes come before its outputs."""
     if not isinstance(w, Adapted):

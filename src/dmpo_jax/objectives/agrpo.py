@@ -36,6 +36,7 @@ import jax.numpy as jnp
 from dmpo_jax.diffusion.proposal import filtered
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
+from dmpo_jax.model.denoiser import with_whole_head
 from dmpo_jax.objectives import checks, trace_rows
 from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
@@ -191,7 +192,7 @@ def log_probs(
     The reference's are the policy's where `whole` holds none.
     """
     sampler, texts = context.sampler, trace_rows.texts_of(rollout, traced)
-    models = {"policy": params, **whole}
+    models = {name: with_whole_head(p, context.model) for name, p in {"policy": params, **whole}.items()}
 
     def of_row(row):
         hidden = {

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
+from dmpo_jax.model.denoiser import with_whole_head
 from dmpo_jax.objectives import checks, trace_rows
 from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
@@ -137,6 +138,7 @@ def loss(
     most, width = trace_rows.limits(rollout.completion.shape[-1], context.sampler, context.model, config.shrink)
     rows = trace_rows.select(traced, rollout, key, config.rows, most, width)
     texts = trace_rows.texts_of(rollout, traced)
+    params, teacher = with_whole_head(params, context.model), with_whole_head(teacher, context.reference_model)
 
     def of_row(row):
         own = trace_rows.row_hidden(params, texts, row, context.mask_id, context.model)

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from dmpo_jax.diffusion.sampler_config import SamplerConfig
 from dmpo_jax.errors import UserError
+from dmpo_jax.model.denoiser import with_whole_head
 from dmpo_jax.objectives import checks, trace_rows
 from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
@@ -145,6 +146,7 @@ def log_probs(
 ) -> jax.Array:
     """Log-probabilities `f32[P, N, R, W]` of the rows' tokens among all that may be proposed, at temperature 1."""
     texts = trace_rows.texts_of(rollout, traced)
+    params = with_whole_head(params, context.model)
 
     def of_row(row):
         hidden = trace_rows.row_hidden(params, texts, row, context.mask_id, context.model)

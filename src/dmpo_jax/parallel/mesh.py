@@ -1,5 +1,6 @@
 """The device mesh, the logical axes and the one table that maps them to mesh axes."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -108,15 +109,38 @@ def row_shards(mesh: jax.sharding.Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def per_shard(function: Callable, whole, rows):
+def per_shard(function: Callable, whole, rows, over: tuple[str, ...] = ROWS):
     """Runs `function(whole, rows)` on every shard of rows by itself, with no communication.
 
     `whole` is a tree of arrays that every shard sees entirely; every leaf of `rows` and of the result has rows as
-    its leading axis. Outside a mesh this is a plain call. Inside, loops end when their own shard is done.
+    its leading axis. Outside a mesh this is a plain call. Inside, loops end when their own shard is done. `over = AXES`
+    splits rows over the model axis too, where they divide, for work in which it has no other use.
     """
-    if explicit_mesh() is None:
+    mesh = explicit_mesh()
+    if mesh is None:
         return function(whole, rows)
-    by_rows = PartitionSpec(ROWS)
+    count = jax.tree.leaves(rows)[0].shape[0]
+    by_rows = PartitionSpec(over if count % math.prod(mesh.shape[axis] for axis in over) == 0 else ROWS)
     rows = jax.tree.map(lambda x: jax.reshard(x, by_rows), rows)
     mapped = jax.shard_map(function, in_specs=(PartitionSpec(), by_rows), out_specs=by_rows, check_vma=False)
-    return mapped(replicated(whole), rows)
+    return jax.tree.map(lambda x: jax.reshard(x, PartitionSpec(ROWS)), mapped(replicated(whole), rows))
+
+
+def in_turn(function: Callable, rows, at_once: int):
+    """`function(rows)` for at most `at_once` rows of every shard at a time, one after the other; 0: all together.
+
+    Every leaf of `rows` and of the result has rows as its leading axis. What a turn computes inside is computed again in the
+    backward pass instead of being kept, so memory is that of one turn.
+    """
+    count, mesh = jax.tree.leaves(rows)[0].shape[0], explicit_mesh()
+    local = count // (row_shards(mesh) if mesh else 1)
+    turns = min((n for n in range(1, local + 1) if local % n == 0 and local // n <= at_once), default=1)
+    if turns == 1:
+        return function(rows)
+    found = jax.lax.map(jax.checkpoint(function), split_groups(rows, turns))
+
+    def joined(x: jax.Array) -> jax.Array:
+        shape = (count, *x.shape[2:])
+        return jnp.reshape(jnp.moveaxis(x, 0, 1), shape, out_sharding=None if mesh is None else PartitionSpec(ROWS))
+
+    return jax.tree.map(joined, found)
