@@ -60,8 +60,7 @@ def fresh_state(
 
     Under LoRA, params are adapters on `base`; the reference of fresh ones, whose product is zero, is the base itself.
     """
-    lora, key = setup.config.lora, jax.random.key(setup.config.run.seed)
-    adapter_off = lora.rank and params is None and not setup.config.objective.reference_sync
+    lora, key, fresh = setup.config.lora, jax.random.key(setup.config.run.seed), params is None
     if lora.rank and base is None:
         base = random_base(setup, mesh)
     if params is None and lora.rank:
@@ -71,11 +70,18 @@ def fresh_state(
         init = jax.jit(lambda: init_params(key, setup.model), out_shardings=param_shardings(setup.model, mesh))
         params = init()
 
-    def start(params) -> State:
-        copy = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731  (donation needs buffers of their own)
-        reference = None
-        if setup.objective.ROLLOUT and teacher is None:
-            reference = {} if adapter_off else copy(params)
-        return State(copy(params), reference, optimizer_of(setup).init(params), jnp.int32(0))
+    start = jax.jit(lambda params: begin(setup, params, fresh=fresh, taught=teacher is not None))
+    return start(params).replace(base=base, teacher=teacher)
 
-    return jax.jit(start)(params).replace(base=base, teacher=teacher)
+
+def begin(setup: Setup, params: Any, *, fresh: bool, taught: bool) -> State:
+    """What starts from parameters: copies of them, the reference and the optimiser's state.
+
+    `fresh` adapters are their own reference switched off; what is `taught` is compared with its teacher instead.
+    """
+    copy = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731  (donation needs buffers of their own)
+    reference = None
+    if setup.objective.ROLLOUT and not taught:
+        adapter_off = setup.config.lora.rank and fresh and not setup.config.objective.reference_sync
+        reference = {} if adapter_off else copy(params)
+    return State(copy(params), reference, optimizer_of(setup).init(params), jnp.int32(0))
