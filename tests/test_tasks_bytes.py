@@ -155,8 +155,9 @@ def test_graders_run_inside_shard_map(name):
     truth = {
         "sudoku": {"puzzle": "1030300200430001", "solution": "1234341221434321"},
         "countdown": {"numbers": [3, 4], "target": 7},
+        "gsm8k": {"answer": "1234341221434321"},
     }[name]
-    right = {"sudoku": b"1234341221434321", "countdown": b"3+4"}[name]
+    right = {"sudoku": b"1234341221434321", "countdown": b"3+4", "gsm8k": b"1234341221434321"}[name]
     devices = jax.devices()[:8]
     texts = [b"<answer>" + right[: 16 - n % 4] + b"</answer>" for n in range(4 * len(devices))]
     stream, length = pack(texts, 64)

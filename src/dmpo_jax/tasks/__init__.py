@@ -3,17 +3,18 @@
 import difflib
 
 from dmpo_jax.errors import UserError
-from dmpo_jax.tasks import countdown, sudoku
+from dmpo_jax.tasks import countdown, gsm8k, sudoku
 from dmpo_jax.tasks.task import Example, Task, TaskConfig
 
 __all__ = ["TASKS", "Example", "Task", "TaskConfig", "get_task"]
 
-TASKS = {task.name: task for task in (sudoku.TASK, countdown.TASK)}
+TASKS = {task.name: task for task in (sudoku.TASK, countdown.TASK, gsm8k.TASK)}
 
 
-def get_task(name: str) -> Task:
-    """The task of that name. Raises `UserError` with the nearest name where there is none."""
+def get_task(name: str, config: TaskConfig | None = None) -> Task:
+    """The task of that name, with the reward of the settings if given. Raises `UserError` with the nearest name."""
     if name not in TASKS:
         near = difflib.get_close_matches(str(name), TASKS, n=1, cutoff=0.0)[0]
         raise UserError(f"task.name = {name!r}: expected one of {', '.join(TASKS)}; did you mean {near!r}?")
-    return TASKS[name]
+    task = TASKS[name]
+    return task.configure(config) if config and task.configure else task

@@ -10,8 +10,14 @@ import numpy as np
 
 from dmpo_jax.errors import UserError
 
-NAMES = ("sudoku", "countdown")
-PROMPTS = {"sudoku": ("compact", "rows", "instruct"), "countdown": ("compact", "instruct")}
+NAMES = ("sudoku", "countdown", "gsm8k")
+PROMPTS = {
+    "sudoku": ("compact", "rows", "instruct"),
+    "countdown": ("compact", "instruct"),
+    "gsm8k": ("compact", "instruct", "published", "published_evaluation"),
+}
+REWARDS = {"sudoku": ("exact",), "countdown": ("exact",), "gsm8k": ("exact", "published")}
+DEMONSTRATIONS = {"sudoku": ("answer",), "countdown": ("answer",), "gsm8k": ("answer", "solution")}
 SPLITS = ("train", "validation", "test")
 # Larger sets would exhaust what the generators can draw without repeating themselves.
 MAX_SIZE = {"train": 200_000, "validation": 20_000, "test": 20_000}
@@ -25,6 +31,9 @@ class TaskConfig:
 
     name: str = "sudoku"
     prompt: str = "compact"
+    reward: str = "exact"  # "published": that of the official code, faults included, for comparison
+    format_share: float = 0.0  # of the reward "exact" of gsm8k: what an answer in the right form is worth
+    demonstration: str = "answer"  # to imitate: the answer alone, or gsm8k's worked "solution" before it
     train_file: str = ""
     validation_file: str = ""
     test_file: str = ""
@@ -36,8 +45,13 @@ class TaskConfig:
 
     def validate(self) -> None:
         """Raise `UserError` naming the first setting that is out of its range."""
-        for key in ("name", "prompt"):
-            value, known = getattr(self, key), NAMES if key == "name" else PROMPTS[self.name]
+        for key, choices in (
+            ("name", dict.fromkeys(NAMES, NAMES)),
+            ("prompt", PROMPTS),
+            ("reward", REWARDS),
+            ("demonstration", DEMONSTRATIONS),
+        ):
+            value, known = getattr(self, key), choices.get(self.name, NAMES)
             if value not in known:
                 raise UserError(f"task.{key} = {value!r}: expected one of {', '.join(known)}; pick one of these")
         for split in SPLITS:
@@ -51,9 +65,16 @@ class TaskConfig:
                 )
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise UserError(f"task.seed = {self.seed!r}: expected a whole number from 0 to 2^63-1; use 0, 1, ...")
-        share = self.careless
-        if type(share) not in (int, float) or not math.isfinite(share) or not 0 <= share <= 1:
-            raise UserError(f"task.careless = {share!r}: expected a share from 0 to 1; use 0 for none")
+        for key in ("careless", "format_share"):
+            share = getattr(self, key)
+            if type(share) not in (int, float) or not math.isfinite(share) or not 0 <= share <= 1:
+                raise UserError(f"task.{key} = {share!r}: expected a share from 0 to 1; use 0 for none")
+        if self.format_share and (self.name != "gsm8k" or self.reward != "exact"):
+            raise UserError(
+                f'task.format_share = {self.format_share}: only the reward "exact" of gsm8k has one; leave it out'
+            )
+        if self.careless and self.name == "gsm8k":
+            raise UserError(f"task.careless = {self.careless}: gsm8k has no careless answers; leave it out")
 
 
 @dataclass(frozen=True)
@@ -74,7 +95,7 @@ class Task(NamedTuple):
     `grade_text(completion, features)` grades one text on the host; `grade_bytes(stream, length, features)`
     grades `uint8[B, W]` texts of `int32[B]` bytes on the device, with features `int32[B, ...]`, and returns
     `float32[B]` for each component; both agree on every string. `summarize(rows, examples)` gives figures of
-    a graded set.
+    a graded set. `configure(config)`, where there is one, is the task with the reward that the settings name.
     """
 
     name: str
@@ -85,6 +106,7 @@ class Task(NamedTuple):
     grade_text: Callable[[str, Features], dict[str, float]]
     grade_bytes: Callable[[jax.Array, jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]
     summarize: Callable[[list[dict[str, Any]], list[Example]], dict[str, Any]]
+    configure: Callable[[TaskConfig], "Task"] | None = None
 
 
 def check_split(split: str) -> None:

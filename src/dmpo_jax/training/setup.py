@@ -59,4 +59,4 @@ def make_setup(config: Config) -> Setup:
             f"model.vocab_size = {config.model.vocab_size}, but tokenizer {tokenizer.kind} has "
             f"{tokenizer.vocab_size} tokens; leave it out, or set that many or more (the rest are unused rows)"
         )
-    return Setup(config, tokenizer, get_task(config.task.name))
+    return Setup(config, tokenizer, get_task(config.task.name, config.task))
