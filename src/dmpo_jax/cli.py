@@ -61,6 +61,14 @@ def _parser() -> argparse.ArgumentParser:
 
     train = command("train", _train, "Train, or go on where the run folder's newest checkpoint is.")
     train.add_argument("--run-dir", type=Path, help="default: runs/<name of the configuration>")
+    train.add_argument(
+        "--distributed",
+        default="auto",
+        metavar="auto|off|HOST:PORT",
+        help="run as one of several processes: as the environment says (default), not, or meeting at process 0's HOST:PORT",
+    )
+    train.add_argument("--processes", type=int, metavar="N", help="with HOST:PORT: how many processes there are")
+    train.add_argument("--process", type=int, metavar="I", help="with HOST:PORT: which of them this is, from 0")
 
     evaluate = command("eval", _eval, "Decode and grade held-out examples; writes FILE.json and FILE.jsonl.")
     source = evaluate.add_mutually_exclusive_group(required=True)
@@ -93,6 +101,27 @@ def _parser() -> argparse.ArgumentParser:
     report = command("report", _report, "One self-contained HTML page on one or several runs.", config=False)
     report.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
     report.add_argument("--out", type=Path, default=Path("report.html"))
+    report.add_argument(
+        "--tables",
+        type=Path,
+        metavar="DIR",
+        help="tables.md, tables.csv and comparison.png too, runs of other seeds together",
+    )
+
+    planning = command(
+        "plan", _plan, "Compile a run for devices that are not here: does it fit, what does it exchange?"
+    )
+    planning.add_argument(
+        "--topology",
+        action="append",
+        required=True,
+        metavar="NAME",
+        help="as v5p:2x2x4 or h100:8; may be given several times",
+    )
+    planning.add_argument(
+        "--quick", action="store_true", help="low compiler effort: a fifth of the time, memory within 13 %%"
+    )
+    planning.add_argument("--out", type=Path, metavar="FILE.json")
 
     bench = command("bench", _bench, "Seconds by phase of a cycle, or (sample) of every sampler.", config=False)
     bench.add_argument("what", nargs="?", choices=("sample",), help="compare samplers instead")
@@ -103,20 +132,30 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--only", metavar="NAME[;NAME]", help="sample: these samplers instead of all")
     bench.add_argument("--repeats", type=_positive, default=5, help="timed runs of each phase; the median is reported")
     bench.add_argument("--out", type=Path, metavar="FILE.json")
+
+    diagnose = command("doctor", _doctor, "What this machine has, what is installed and what is wrong.", config=False)
+    diagnose.add_argument("config", metavar="CONFIG.toml", nargs="?", help="say too whether this one fits")
+    diagnose.add_argument("--set", action="append", default=[], metavar="section.key=value", help="one setting")
+    diagnose.add_argument("--json", action="store_true", help="one JSON object in place of lines")
     return parser
 
 
 def _prepare_jax(config) -> None:
     import jax
 
-    if config.run.compilation_cache:
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.run.compilation_cache))
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.path.expanduser(config.run.compilation_cache)
+    if folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def _stopped_early(*_) -> None:
     # Not an exception: whatever is being imported, traced or printed might catch it, or show a traceback.
-    os.write(2, b"dmpo: stopped by SIGTERM with nothing unsaved; run the same command to go on\n")
+    text = "stopped by SIGTERM with nothing unsaved; run the same command to go on"
+    joined = sys.modules.get("dmpo_jax.parallel.distributed")
+    if joined and joined.count() > 1:
+        joined.end(128 + signal.SIGTERM, text)
+    os.write(2, f"dmpo: {text}\n".encode())
     os._exit(128 + signal.SIGTERM)
 
 
@@ -124,13 +163,22 @@ def _train(args) -> int:
     previous = signal.signal(signal.SIGTERM, _stopped_early)  # until the run has its own, which saves
     try:
         from dmpo_jax.config import load_config
+        from dmpo_jax.parallel import distributed
+        from dmpo_jax.training.loggers import check_loggers
         from dmpo_jax.training.loop import train
         from dmpo_jax.training.memory import check_memory
 
+        cluster = distributed.find(args.distributed, args.processes, args.process)
         config = load_config(args.config, args.set)
+        check_loggers(config.logging)
         _prepare_jax(config)
-        check_memory(config)
-        return train(config, args.run_dir or Path("runs") / Path(args.config).stem)
+        with distributed.ending_together():
+            if cluster:
+                distributed.start(cluster, config.run.start_timeout, config.run.heartbeat)
+            check_memory(config)
+            code = train(config, args.run_dir or Path("runs") / Path(args.config).stem)
+            distributed.stop()
+        return code
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -200,10 +248,28 @@ def _export(args) -> int:
 
 
 def _report(args) -> int:
+    from dmpo_jax.evaluation.comparison import write_tables
     from dmpo_jax.evaluation.report import write_report
 
     write_report(args.run_dirs, args.out)
     print(args.out)
+    if args.tables:
+        write_tables(args.run_dirs, args.tables)
+        print((args.tables / "tables.md").read_text(encoding="utf-8"))
+    return 0
+
+
+def _plan(args) -> int:
+    from dmpo_jax.config import load_config
+    from dmpo_jax.planning.plan import as_text, plan
+    from dmpo_jax.training.metrics import check_output
+
+    config = load_config(args.config, args.set)
+    if args.out:
+        check_output(args.out, ".json")
+    found = plan(config, args.topology, args.quick, lambda one: print(as_text(one), flush=True))
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -225,11 +291,19 @@ def _bench(args) -> int:
     check_memory(config, config.rollout.prompts * config.rollout.group if args.what == "sample" else 0)
     if args.what == "sample":
         only = tuple(args.only.split(";")) if args.only else ()
-        result = sampler_table.table(config, args.repeats, args.prompt_width or 128, only)
+        show = lambda line: print(line, flush=True)  # noqa: E731
+        result = sampler_table.table(config, args.repeats, args.prompt_width or 128, only, show)
     else:
         result = bench(config, args.repeats)
-    text = json.dumps(result, indent=1)
+        print(json.dumps(result, indent=1))
     if args.out:
-        args.out.write_text(text + "\n", encoding="utf-8")
-    print(sampler_table.as_text(result) if args.what == "sample" else text)
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _doctor(args) -> int:
+    from dmpo_jax.doctor import doctor
+
+    if args.set and not args.config:
+        raise UserError("--set overrides settings of a CONFIG.toml; name one")
+    return doctor(args.config, args.set, args.json)

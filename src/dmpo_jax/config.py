@@ -30,6 +30,9 @@ class RunConfig:
     start_from: str = ""  # run folder whose latest parameters this run starts from; "": random parameters
     samples_every: int = 10  # cycles between decoded answers in samples.jsonl; 0: none
     compilation_cache: str = "~/.cache/dmpo_jax/xla"  # folder of compiled programs; "": none
+    start_timeout: int = 600  # seconds to wait for the other processes of a run
+    heartbeat: int = 60  # seconds of silence after which a process counts as dead and the others end
+    watchdog: float = 60.0  # minutes that a compilation, cycle, batch of an evaluation or save may take; 0: any time
 
     def validate(self) -> None:
         """Raises UserError on a setting out of range."""
@@ -37,6 +40,9 @@ class RunConfig:
         if not 0 <= self.seed < 2**32:
             raise UserError(f"run.seed = {self.seed}: expected 0 to 4294967295; larger ones would repeat these")
         _at_least("run.samples_every", self.samples_every, 0)
+        _at_least("run.start_timeout", self.start_timeout, 1)
+        _at_least("run.heartbeat", self.heartbeat, 5)
+        _at_least("run.watchdog", self.watchdog, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,6 +181,21 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """Where metrics go besides metrics.jsonl. Neither can stop a run or change its numbers."""
+
+    tensorboard: bool = False  # event files in the run folder's tensorboard/
+    wandb: str = ""  # Weights & Biases project; "": none
+
+    def validate(self) -> None:
+        """Raises UserError on a name that is none."""
+        if len(self.wandb) > 128 or any(c in "/\\#?%:" or not c.isprintable() for c in self.wandb):
+            raise UserError(
+                f"logging.wandb = {shown(self.wandb)}: expected a project name of at most 128 characters without / \\ # ? % :"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that decides a run. Hashable, so it is static under jit."""
 
@@ -190,12 +211,14 @@ class Config:
     mesh: MeshConfig = MeshConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
 
     def validate(self) -> None:
         """Checks every section, and the sections against each other. Raises UserError."""
         for section in (
             self.run, self.model, self.lora, self.tokenizer,
-            self.task, self.rollout, self.optimizer, self.mesh, self.evaluation, self.checkpoint
+            self.task, self.rollout, self.optimizer, self.mesh, self.evaluation, self.checkpoint,
+            self.logging
         ):  # fmt: skip
             section.validate()
         if self.model.family not in FAMILIES:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dmpo_jax.evaluation.intervals import wilson
+from dmpo_jax.parallel.mesh import replicated
 from dmpo_jax.tasks.task import Example
 from dmpo_jax.training.cycle import decode, grade
 from dmpo_jax.training.data import Batch, encode, place, take
@@ -47,10 +49,16 @@ class Evaluator:
     def _answer_batch(self, params, batch: Batch, rows: jax.Array):
         key = jax.random.fold_in(jax.random.key(self._setup.config.run.seed), jnp.uint32(2**32 - EVALUATION_STREAM))
         trace = decode(params, batch.prompts, key, rows, self._setup, self._sampler)
-        return trace.completion, trace.forwards, grade(trace.completion, batch.features, self._setup)
+        # Whole on every device, so that every process can read all of it.
+        return replicated((trace.completion, trace.forwards, grade(trace.completion, batch.features, self._setup)))
 
-    def run(self, params: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """(result, one row per item). Host grades count; `grader_disagreements` counts items the device graded otherwise."""
+    def run(
+        self, params: Any, after_batch: Callable[[], None] = lambda: None
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """(result, one row per item). Host grades count; `grader_disagreements` counts items the device graded otherwise.
+
+        Of several processes all must call it; all get the same.
+        """
         size, buckets = self._setup.config.evaluation.batch, self._setup.config.rollout.prompt_buckets
         count, start = len(self._examples), time.monotonic()
         completions, forwards, device = [], [], []
@@ -62,6 +70,7 @@ class Evaluator:
             completions.append(answer[0])
             forwards.append(answer[1])
             device.append(answer[2]["reward"])
+            after_batch()
         seconds = time.monotonic() - start
         flat = lambda parts: np.concatenate(parts)[:count]  # noqa: E731
         completion, forwards, device = flat(completions), flat(forwards), flat(device)

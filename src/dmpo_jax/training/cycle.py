@@ -16,8 +16,9 @@ from dmpo_jax.diffusion.canvas import Prompts, live_positions, repeat
 from dmpo_jax.diffusion.masking import row_keys
 from dmpo_jax.diffusion.sampler import Trace, sample
 from dmpo_jax.model.lora import policy_of, with_dropout
+from dmpo_jax.model.weights import cast
 from dmpo_jax.objectives.objective import Prepared, Rollout, given_rollout
-from dmpo_jax.parallel.mesh import by_group, per_shard, split_groups
+from dmpo_jax.parallel.mesh import AXES, by_group, per_shard, replicated, split_groups
 from dmpo_jax.tasks.bytes import to_bytes
 from dmpo_jax.training.data import Batch
 from dmpo_jax.training.setup import Setup
@@ -77,7 +78,7 @@ def make_cycle(setup: Setup) -> Callable[[State, Batch], tuple[State, Record]]:
         metrics |= jax.tree.map(jnp.mean, steps) | {"param_norm": optax.tree.norm(params)}
         return (
             State(params, reference, optimizer, state.cycle + 1, state.base, state.teacher, replay),
-            Record(metrics, rollout.completion, components),
+            replicated(Record(metrics, rollout.completion, components)),  # so that every process can read it
         )
 
     return cycle
@@ -121,7 +122,8 @@ def decode(
             watch=watch,
         )
 
-    return per_shard(on_shard, (params, keys_key), (prompts, rows))
+    whole = (cast(params, setup.model.dtype), keys_key)  # before they travel: half the bytes in bf16
+    return per_shard(on_shard, whole, (prompts, rows), over=AXES)
 
 
 def grade(completion: jax.Array, features: dict[str, jax.Array], setup: Setup) -> dict[str, jax.Array]:

@@ -12,6 +12,7 @@ from dmpo_jax.diffusion.canvas import Prompts
 from dmpo_jax.errors import UserError
 from dmpo_jax.model.pretrained_tokenizer import PretrainedTokenizer
 from dmpo_jax.model.tokenizer import Tokenizer
+from dmpo_jax.parallel.distributed import say
 from dmpo_jax.parallel.mesh import ROWS
 from dmpo_jax.tasks.task import Example
 
@@ -47,9 +48,7 @@ def encode(
                 f"bucket is {widest}; add a bucket of {width} or more, or set tokenizer.truncation"
             )
         count = sum(len(ids) > widest for ids in prompts)
-        print(
-            f"{count} of {len(prompts)} prompts cut to {widest} tokens on the {truncation}", file=sys.stderr, flush=True
-        )
+        say(f"{count} of {len(prompts)} prompts cut to {widest} tokens on the {truncation}", file=sys.stderr)
         prompts = [ids[-widest:] if truncation == "left" else ids[:widest] for ids in prompts]
     tokens = np.full((len(prompts), max(buckets, default=width)), tokenizer.pad_id, np.int32)
     for row, ids in zip(tokens, prompts, strict=True):

@@ -1,5 +1,6 @@
 """The host's part of a run: data in, metrics out, checkpoints and evaluations between cycles."""
 
+import dataclasses
 import importlib.metadata
 import json
 import math
@@ -12,12 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from dmpo_jax.config import Config
+from dmpo_jax.config import Config, LoggingConfig
 from dmpo_jax.errors import UserError
 from dmpo_jax.evaluation.evaluate import Evaluator, load_examples, write_items
 from dmpo_jax.inputs import read_json
 from dmpo_jax.model.lora import digest, policy_of
 from dmpo_jax.model.parameters import count_params
+from dmpo_jax.parallel import distributed
 from dmpo_jax.parallel.mesh import make_mesh, row_shards
 from dmpo_jax.training import run_folder
 from dmpo_jax.training.alarms import Alarms
@@ -25,17 +27,23 @@ from dmpo_jax.training.checkpoint import Checkpoints
 from dmpo_jax.training.cycle import Record, empty_replay, make_cycle
 from dmpo_jax.training.data import Batches, encode, place
 from dmpo_jax.training.initial import check_start, initial_policy
-from dmpo_jax.training.metrics import JsonLines, Progress, write_text
+from dmpo_jax.training.loggers import Loggers
+from dmpo_jax.training.metrics import JsonLines, NoLines, Progress, write_text
 from dmpo_jax.training.setup import Setup, make_setup
 from dmpo_jax.training.state import State, fresh_state
 from dmpo_jax.training.teacher import load_teacher, with_teacher
+from dmpo_jax.training.watchdog import Watchdog
 
 PREEMPTED = 17
 RESTORE = "restore it, or start in a new run folder"
 
 
 def train(config: Config, run_dir: Path) -> int:
-    """Runs, or goes on with, a configuration in its folder. Returns the exit code: 0 done, 17 stopped after saving."""
+    """Runs, or goes on with, a configuration in its folder. Returns the exit code: 0 done, 17 stopped after saving.
+
+    Every process of a run calls it; process 0 alone writes, except for checkpoints, of which each writes its part.
+    """
+    distributed.compare("settings", run_folder.settings(run_dir, config))
     setup = with_teacher(make_setup(config))
     shape = config.mesh.shape(jax.device_count())
     mesh = make_mesh(shape)
@@ -46,18 +54,23 @@ def train(config: Config, run_dir: Path) -> int:
     rollout, truncation = config.rollout, config.tokenizer.truncation
     data = encode(examples, setup.tokenizer, rollout.completion_length, rollout.prompt_buckets, truncation)
     check_start(config)
-    run_folder.claim(run_dir, config)
-    with jax.set_mesh(mesh):
+    held_out = [(e.prompt, e.truth, e.features) for e in (*validation, *test)]
+    read = {"training": distributed.fingerprint(data), "held-out": distributed.fingerprint(held_out)}
+    distributed.compare("data", {f"its {name} data": found for name, found in read.items()})
+    run_folder.claim_together(run_dir, config)
+    with jax.set_mesh(mesh), Watchdog(config.run.watchdog) as watchdog:
         evaluators = Evaluator(setup, validation, mesh), Evaluator(setup, test, mesh) if test else None
-        return _Run(setup, mesh, run_dir, examples, data, *evaluators).go()
+        return _Run(setup, mesh, run_dir, examples, data, *evaluators, watchdog).go()
 
 
 class _Run:
     """One process's pass through a run."""
 
-    def __init__(self, setup: Setup, mesh, run_dir: Path, examples, data, validation, test: Evaluator | None):
+    def __init__(
+        self, setup: Setup, mesh, run_dir: Path, examples, data, validation, test: Evaluator | None, watchdog: Watchdog
+    ):
         self.setup, self.config, self.mesh, self.run_dir = setup, setup.config, mesh, run_dir
-        self.examples, self.validation, self.test = examples, validation, test
+        self.examples, self.validation, self.test, self.watchdog = examples, validation, test, watchdog
         self.batches = Batches(
             data, self.config.rollout.prompts, self.config.run.seed, self.config.rollout.prompt_buckets
         )
@@ -72,23 +85,28 @@ class _Run:
         self.checkpoints = Checkpoints(self.run_dir, self.config.checkpoint)
         state, done, self.seconds = self._start()
         self.started = time.monotonic()
-        self.metrics = JsonLines(self.run_dir / "metrics.jsonl", done)
-        self.samples = JsonLines(self.run_dir / "samples.jsonl", done)
+        lines = JsonLines if distributed.is_main() else NoLines
+        self.metrics = lines(self.run_dir / "metrics.jsonl", done)
+        self.samples = lines(self.run_dir / "samples.jsonl", done)
+        logging = self.config.logging if distributed.is_main() else LoggingConfig()
+        self.loggers = Loggers(logging, self.run_dir, dataclasses.asdict(self.config), done)
         previous = signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
-            if self.checkpoints.latest is None:
-                self._evaluate_before(state)
-                self._save(0, state)  # finds a folder that cannot be written before hours are spent
-            state, done = self._cycles(state, done)
-            if done == self.config.run.cycles and not self._finished():
-                self._finish(state)
+            with distributed.ending_together():
+                if self.saved is None:
+                    self._evaluate_before(state)
+                    self._save(0, state)  # finds a folder that cannot be written before hours are spent
+                state, done = self._cycles(state, done)
+                if done == self.config.run.cycles and not distributed.decide("finished", self._finished()):
+                    self._finish(state)
         finally:
             self.metrics.close()
             self.samples.close()
             self.checkpoints.close()
+            self.loggers.close()  # last, as it may wait for a network
             signal.signal(signal.SIGTERM, previous)  # only now is everything written
         if done < self.config.run.cycles:
-            print(f"stopped after cycle {done}, saved; run the same command to go on", flush=True)
+            distributed.say(f"stopped after cycle {done}, saved; run the same command to go on")
             return PREEMPTED
         return 0
 
@@ -103,7 +121,9 @@ class _Run:
         self.stop = True
 
     def _start(self) -> tuple[State, int, float]:
-        resumes, adapted = self.checkpoints.latest is not None, self.config.lora.rank > 0
+        self.saved = self.checkpoints.latest  # cycles in the newest checkpoint
+        distributed.compare("start", {"the newest checkpoint": self.saved})
+        resumes, adapted = self.saved is not None, self.config.lora.rank > 0
         base, params = initial_policy(self.setup, self.mesh) if adapted or not resumes else (None, None)
         state = fresh_state(self.setup, self.mesh, params, base, load_teacher(self.setup, self.mesh))
         if self.config.rollout.staleness:
@@ -115,7 +135,7 @@ class _Run:
         if not resumes:
             count = f"{count_params(self.setup.model):,} parameters"
             count += f" in {self.config.model.base}, {self.trained:,} in adapters" if adapted else ""
-            print(f"{count}, mesh {self.mesh.shape}", flush=True)
+            distributed.say(f"{count}, mesh {self.mesh.shape}")
             return state, 0, 0.0
         state, meta = self.checkpoints.restore(state)
         for name, source in (("base", "model.pretrained or run.start_from"), ("teacher", "objective.teacher")):
@@ -124,7 +144,7 @@ class _Run:
                     f"{self.run_dir}: belongs to other {name} weights than those that {source} now holds; put the former "
                     "ones back"
                 )
-        print(f"resuming after cycle {meta['cycle']}", flush=True)
+        distributed.say(f"resuming after cycle {meta['cycle']}")
         return state, meta["cycle"], meta["seconds"]
 
     def _cycles(self, state: State, done: int) -> tuple[State, int]:
@@ -134,15 +154,14 @@ class _Run:
         pending: tuple[int, Record] | None = None
         self.clock = time.monotonic()
         with jax.transfer_guard("disallow"):
-            while done < total and not self.stop:
+            while done < total and not distributed.any_of(f"stop/{done}", self.stop):
                 state, record = self._dispatch(state, done)
                 done += 1
                 if pending:  # read the cycle before, while the devices work on this one
                     self._log(*pending)
                 pending = (done, record)
-                last = done == total or self.stop
                 evaluate = done == total or (self.config.evaluation.every and done % self.config.evaluation.every == 0)
-                save = last or done % self.config.checkpoint.every == 0
+                save = done == total or done % self.config.checkpoint.every == 0
                 if evaluate or save:
                     self._log(*pending, validate=state if evaluate else None)
                     pending = None
@@ -150,6 +169,7 @@ class _Run:
                     self._save(done, state)
         if pending:
             self._log(*pending)
+        if self.saved != done:
             self._save(done, state)
         return state, done
 
@@ -164,11 +184,13 @@ class _Run:
             self.compiled[width] = self.program.lower(state, batch).compile()
             self.compile_seconds += time.monotonic() - start
             self.clock = time.monotonic()
+            self.watchdog.done("a compilation")
         return self.compiled[width](state, batch)
 
     def _log(self, cycle: int, record: Record, validate: State | None = None) -> None:
         metrics = {name: float(value) for name, value in jax.device_get(record.metrics).items()}
         seconds = time.monotonic() - self.clock  # since the cycle before was done
+        self.watchdog.done(f"cycle {cycle}")
         watched = {name: metrics[name] for name in ("loss", "grad_norm", "param_norm")}
         if not all(map(math.isfinite, watched.values())):
             self.metrics.flush()
@@ -186,15 +208,20 @@ class _Run:
         }
         if validate is not None:
             entry |= self._validate(validate)
+        if distributed.is_main():
+            self._write(cycle, entry, record)
+        self.clock = time.monotonic()
+
+    def _write(self, cycle: int, entry: dict[str, Any], record: Record) -> None:
         self.metrics.write(entry)
+        self.loggers.write(cycle, entry)
         self.progress.show(cycle, entry)
         if self.setup.objective.ROLLOUT:
-            for warning in self.alarms.check(metrics, jax.device_get(record.completion)):
+            for warning in self.alarms.check(entry, jax.device_get(record.completion)):
                 print(f"warning: {warning}", file=sys.stderr, flush=True)
         every = self.config.run.samples_every
         if self.setup.objective.ROLLOUT and every and (cycle % every == 0 or cycle == 1):
             self._write_samples(cycle, record)
-        self.clock = time.monotonic()
 
     def _write_samples(self, cycle: int, record: Record, most: int = 8) -> None:
         record = jax.device_get(record)
@@ -207,9 +234,12 @@ class _Run:
     def _policy(self, state: State) -> Any:
         return policy_of(state.params, state.base, self.config.lora)
 
+    def _evaluate(self, examples: Evaluator, state: State) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        return examples.run(self._policy(state), lambda: self.watchdog.done("a batch of an evaluation"))
+
     def _validate(self, state: State) -> dict[str, float]:
         with jax.transfer_guard("allow"):
-            self.validated, _ = self.validation.run(self._policy(state))
+            self.validated, _ = self._evaluate(self.validation, state)
         return {"eval/accuracy": self.validated["accuracy"], "eval/exact": self.validated["exact"]}
 
     def _save(self, cycle: int, state: State) -> None:
@@ -220,18 +250,27 @@ class _Run:
         meta |= self.frozen
         with jax.transfer_guard("allow"):
             self.checkpoints.save(cycle, state, meta)
-        self.clock = time.monotonic()
+        self.saved, self.clock = cycle, time.monotonic()
+        self.watchdog.done("a save")
 
     def _evaluate_before(self, state: State) -> None:
-        validation, _ = self.validation.run(self._policy(state))
+        validation, _ = self._evaluate(self.validation, state)
         before = {"validation_before": validation}
-        print(f"before: validation exact {validation['exact']:.3f}, accuracy {validation['accuracy']:.3f}", flush=True)
+        distributed.say(f"before: validation exact {validation['exact']:.3f}, accuracy {validation['accuracy']:.3f}")
         if self.test:
-            before["test_before"], items = self.test.run(self._policy(state))
+            before["test_before"], items = self._evaluate(self.test, state)
+        if not distributed.is_main():
+            return
+        if self.test:
             write_items(self.run_dir / "eval" / "before.jsonl", items)
         write_text(self.run_dir / "eval" / "before.json", json.dumps(before, indent=1))
 
     def _finish(self, state: State) -> None:
+        after = {"validation_after": self.validated or self._evaluate(self.validation, state)[0]}
+        if self.test:
+            after["test_after"], items = self._evaluate(self.test, state)
+        if not distributed.is_main():
+            return
         before = read_json(self.run_dir / "eval" / "before.json", RESTORE)
         summary: dict[str, Any] = {
             "status": "done",
@@ -246,10 +285,9 @@ class _Run:
             "config_digest": self.config.digest(),
             "versions": {name: importlib.metadata.version(name) for name in ("dmpo_jax", "jax", "optax", "numpy")},
             **before,
+            **after,
         }
-        summary["validation_after"] = self.validated or self.validation.run(self._policy(state))[0]
         if self.test:
-            summary["test_after"], items = self.test.run(self._policy(state))
             write_items(self.run_dir / "eval" / "after.jsonl", items)
         write_text(self.run_dir / "summary.json", json.dumps(summary, indent=1))
         shown = "test" if self.test else "validation"

@@ -73,6 +73,22 @@ class JsonLines:
         self._file.close()
 
 
+class NoLines:
+    """What a process that writes nothing has in place of `JsonLines`."""
+
+    def __init__(self, path: Path, resume_after: int):
+        """Opens nothing."""
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def flush(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 class Progress:
     """One line now and then: where the run is, how it does, and when it ends, counted in completions."""
 

@@ -1,17 +1,24 @@
 """The folder of a run: which configuration it belongs to, and whether this one may go on in it."""
 
 import dataclasses
+import importlib.metadata
+import time
 from pathlib import Path
+from typing import Any
 
 from dmpo_jax.config import Config, resolve, vars_of
 from dmpo_jax.errors import UserError
+from dmpo_jax.parallel import distributed
 from dmpo_jax.toml_files import read_tables
 from dmpo_jax.training.metrics import write_text
 from dmpo_jax.training.setup import make_setup
 
 CONFIG = "config.toml"
+# Settings of a machine, which even the processes of one run need not have in common.
+LOCAL = ("run.compilation_cache", "run.start_timeout", "run.heartbeat", "run.watchdog")
 # What may change between the start of a run and its continuation without changing its numbers.
-FREE = ("mesh", "checkpoint", "run.compilation_cache")
+FREE = ("mesh", "checkpoint", "logging", *LOCAL)
+VISIBLE_S = 30  # a file of another host may take some seconds to appear
 
 
 def read_config(run_dir: Path) -> Config:
@@ -64,6 +71,31 @@ def claim(run_dir: Path, config: Config) -> None:
     write_text(run_dir / CONFIG, config.to_toml())
 
 
+def claim_together(run_dir: Path, config: Config) -> None:
+    """`claim` by process 0 for all. Raises UserError on a process that does not see the same folder."""
+    if distributed.is_main():
+        claim(run_dir, config)
+    path = run_dir / CONFIG
+    written = distributed.decide("claim", path.read_text(encoding="utf-8") if distributed.is_main() else "")
+    until = time.monotonic() + VISIBLE_S
+    while not (path.is_file() and path.read_text(encoding="utf-8") == written):
+        if time.monotonic() > until:
+            raise UserError(
+                f"process {distributed.index()}: does not see the {path} that process 0 wrote; give a --run-dir on a file "
+                "system that all hosts share"
+            )
+        time.sleep(0.5)
+
+
+def settings(run_dir: Path, config: Config) -> dict[str, Any]:
+    """What the processes of a run must have in common before they begin, by name."""
+    sections = vars_of(config).items()
+    found = {f"{name}.{key}": value for name, section in sections for key, value in vars_of(section).items()}
+    found = {key: value for key, value in found.items() if key not in LOCAL}
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "dmpo_jax")}
+    return {**versions, "--run-dir": str(run_dir), **found}
+
+
 def has_checkpoint(run_dir: Path) -> bool:
     """Whether a finished checkpoint lies in the folder."""
     folder = run_dir / "checkpoints"
@@ -80,6 +112,6 @@ def model_differences(run_dir: Path, config: Config) -> list[str]:
     if sizes[0] == sizes[1]:  # 0 stands for the tokenizer's
         other = dataclasses.replace(other, model=dataclasses.replace(other.model, vocab_size=mine.vocab_size))
     # Where the weights came from and how they are stored is not a matter of what they are.
-    kept = dataclasses.replace(other.model, pretrained=mine.pretrained, base=mine.base)
+    kept = dataclasses.replace(other.model, pretrained=mine.pretrained, base=mine.base, attention=mine.attention)
     other = dataclasses.replace(other, model=kept)
     return differences(dataclasses.replace(config, model=other.model, tokenizer=other.tokenizer), config)
