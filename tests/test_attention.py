@@ -1,8 +1,6 @@
 """XLA's attention against NumPy float64, the kernels against XLA's, which one is taken when, and what is refused."""
 
 import dataclasses
-import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, PartitionSpec
+from tpu_compiler import environment, needs_libtpu
 
 from dmpo_jax.errors import UserError
 from dmpo_jax.model import attention, cudnn
@@ -391,18 +390,11 @@ print(text.count('custom_call_target="tpu_custom_call"'))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not importlib.util.find_spec("libtpu") and "TPU_LIBRARY_PATH" not in os.environ,
-    reason="libtpu, the TPU compiler, is not installed",
-)
+@needs_libtpu
 @pytest.mark.parametrize("topology", ["v5e:2x4", "v5p:2x2x1"])
 def test_auto_builds_the_kernel_for_tpu(topology):
-    env = {
-        k: v for k, v in os.environ.items() if k != "XLA_FLAGS"
-    }  # conftest's are for CPUs; the TPU compiler ends at them
-    env |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, topology], env=env, text=True, capture_output=True, timeout=600
+        [sys.executable, "-c", PROGRAM, topology], env=environment(), text=True, capture_output=True, timeout=600
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout.splitlines()[-1] == "3"  # forward, and backward for queries and for keys

@@ -2,12 +2,12 @@
 
 import importlib.util
 import json
-import os
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from tpu_compiler import needs_libtpu
 
 from dmpo_jax import cli
 from dmpo_jax.config import resolve
@@ -199,12 +199,6 @@ def test_advice_where_it_does_not_fit():
     assert "NO" in text and "-3.09" in text and all(line in text for line in advice)
     cycle["fits"] = True
     assert suggestions(config, found) == []
-
-
-needs_libtpu = pytest.mark.skipif(
-    not importlib.util.find_spec("libtpu") and "TPU_LIBRARY_PATH" not in os.environ,
-    reason="libtpu, the TPU compiler, is not installed",
-)
 
 
 @pytest.mark.slow

@@ -4,21 +4,14 @@ Needs libtpu (`pip install libtpu`), which compiles without a TPU; skipped witho
 its own, as a compiler that gives up ends the process. `pytest -m slow -s tests/test_tpu_compile.py` prints the table.
 """
 
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+from tpu_compiler import environment, needs_libtpu
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not importlib.util.find_spec("libtpu") and "TPU_LIBRARY_PATH" not in os.environ,
-        reason="libtpu, the TPU compiler, is not installed",
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_libtpu]
 
 PROGRAM = r"""
 import json, re, sys, time
@@ -80,11 +73,12 @@ HBM = {"v5p:2x2x1": 95.74 * 2**30, "v6e:2x4": 31.25 * 2**30, "v5e:2x4": 15.75 * 
 )
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 def test_llada_8b_decodes_eight_sequences_a_chip(topology, base, cache):
-    # Without this process's XLA_FLAGS, which name flags of the CPU compiler: libtpu ends on those.
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    env |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, topology, cache, base], env=env, text=True, capture_output=True, timeout=1500
+        [sys.executable, "-c", PROGRAM, topology, cache, base],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=1500,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = json.loads(ran.stdout.splitlines()[-1])

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from dmpo_jax.errors import UserError, one_line
+from dmpo_jax.errors import UserError, ending, one_line
 from dmpo_jax.inputs import regular_size
 
 
@@ -16,18 +16,13 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         return args.run(args)
-    except UserError as error:
-        print(f"dmpo: {one_line(error)}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        if error.filename is None:
+    except (UserError, OSError, KeyboardInterrupt) as error:
+        ended = ending(error)
+        if ended is None:
             raise
-        where = one_line(f"{error.filename}: {error.strerror}")
-        print(f"dmpo: {where}; check the path and its permissions", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("dmpo: interrupted; the same command goes on from the newest checkpoint", file=sys.stderr)
-        return 130
+        code, text = ended
+        print(f"dmpo: {one_line(text)}", file=sys.stderr)
+        return code
 
 
 def _positive(text: str) -> int:
@@ -254,8 +249,7 @@ def _report(args) -> int:
     write_report(args.run_dirs, args.out)
     print(args.out)
     if args.tables:
-        write_tables(args.run_dirs, args.tables)
-        print((args.tables / "tables.md").read_text(encoding="utf-8"))
+        print(write_tables(args.run_dirs, args.tables))
     return 0
 
 

@@ -334,6 +334,7 @@ def processes() -> Iterator[Finding]:
 
 def fit(config: Config, devices: Sequence[Any], cluster) -> Iterator[Finding]:
     """Whether the configuration divides over the devices and is not certain to exceed their memory."""
+    from dmpo_jax.parallel.mesh import check_shape
     from dmpo_jax.training.memory import check_memory
 
     count = len(devices)
@@ -342,11 +343,7 @@ def fit(config: Config, devices: Sequence[Any], cluster) -> Iterator[Finding]:
     shape = config.mesh.shape(count)
     data, fsdp, model = shape
     try:
-        if data * fsdp * model != count:
-            raise UserError(
-                f"mesh: data x fsdp x model = {data} x {fsdp} x {model}, but there are {count} devices; choose sizes whose "
-                f"product is {count}, or data = 0 to fill"
-            )
+        check_shape(shape, count)
         config.validate_mesh(data * fsdp, shape)
         yield Finding(OK, "mesh", f"data {data} x fsdp {fsdp} x model {model} on {count} device{'s' * (count != 1)}")
     except UserError as error:

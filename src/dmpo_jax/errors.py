@@ -8,6 +8,17 @@ class UserError(ValueError):
     """Bad usage, configuration or data; the command line prints it as one line and exits with 2."""
 
 
+def ending(error: BaseException) -> tuple[int, str] | None:
+    """The exit code and the line with which an error ends a command; None for what is a crash."""
+    if isinstance(error, UserError):
+        return 2, str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return 2, f"{error.filename}: {error.strerror}; check the path and its permissions"
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted; the same command goes on from the newest checkpoint"
+    return None
+
+
 def one_line(text: object) -> str:
     """`text` with all but printable characters spelled as escapes, so that no name or value steers a terminal.
 

@@ -13,7 +13,6 @@ from dmpo_jax.diffusion.masking import Masks
 from dmpo_jax.model.denoiser import head_logits
 from dmpo_jax.model.parameters import ModelConfig
 from dmpo_jax.parallel import mesh as meshes
-from dmpo_jax.parallel.mesh import per_shard
 
 
 def token_log_probs(
@@ -42,7 +41,7 @@ def token_log_probs(
         return jnp.moveaxis(scores, 0, 2).reshape(rows[1].shape)
 
     # By shards, so that the head arrives and its gradient leaves once, and not with every chunk.
-    return per_shard(on_shard, head, (hidden, targets), over=meshes.AXES)
+    return meshes.per_shard(on_shard, head, (hidden, targets), over=meshes.AXES)
 
 
 def masked_log_probs(

@@ -90,20 +90,25 @@ def _name(labels: list[str]) -> str:
     return re.sub(r"[-_]\d+$", "", labels[0]) or labels[0]
 
 
-def write_tables(run_dirs: list[Path], folder: Path) -> None:
-    """Writes tables.md, tables.csv and comparison.png. Raises UserError where no run is finished or nothing can be written."""
+def write_tables(run_dirs: list[Path], folder: Path) -> str:
+    """Writes tables.md (returned), tables.csv and comparison.png.
+
+    Raises UserError where no run is finished or nothing can be written.
+    """
     found = recipes(run_dirs)
     lines = [recipe.figures() for recipe in found]
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
+    table = _markdown(lines)
     try:
         write_text(folder / "tables.csv", text.getvalue())
-        write_text(folder / "tables.md", _markdown(lines))
+        write_text(folder / "tables.md", table)
         (folder / "comparison.png").write_bytes(_drawn(found, lines))
     except OSError as error:
         raise UserError(f"--tables {folder}: cannot be written ({error.strerror}); give another folder") from None
+    return table
 
 
 def _markdown(lines: list[dict]) -> str:

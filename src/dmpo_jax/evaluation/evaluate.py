@@ -15,7 +15,7 @@ from dmpo_jax.evaluation.intervals import wilson
 from dmpo_jax.parallel.mesh import replicated
 from dmpo_jax.tasks.task import Example
 from dmpo_jax.training.cycle import decode, grade
-from dmpo_jax.training.data import Batch, encode, place, take
+from dmpo_jax.training.data import Batch, encoded, place, take
 from dmpo_jax.training.metrics import write_text
 from dmpo_jax.training.setup import Setup
 
@@ -37,13 +37,7 @@ class Evaluator:
         config = setup.config
         self._setup, self._examples, self._mesh = setup, examples, mesh
         self._sampler = config.evaluation_sampler
-        self._data = encode(
-            examples,
-            setup.tokenizer,
-            config.rollout.completion_length,
-            config.rollout.prompt_buckets,
-            config.tokenizer.truncation,
-        )
+        self._data = encoded(examples, setup)
         self._answer = jax.jit(self._answer_batch)
 
     def _answer_batch(self, params, batch: Batch, rows: jax.Array):

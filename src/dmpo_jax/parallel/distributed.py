@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dmpo_jax.errors import UserError, one_line
+from dmpo_jax.errors import UserError, ending, one_line
 
 SAY_EVERY = 10.0  # seconds between lines about waiting
 LOOK_EVERY = 1.0  # seconds between looks at whether another process has failed
@@ -310,17 +310,11 @@ def ending_together() -> Iterator[None]:
     except BaseException as error:
         if not (_joined or isinstance(error, LostProcess)):
             raise
-        text = str(error)
-        if isinstance(error, UserError | LostProcess):
-            code = 2 if isinstance(error, UserError) else 1
-        elif isinstance(error, OSError) and error.filename:
-            code, text = 2, f"{error.filename}: {error.strerror}; check the path and its permissions"
-        elif isinstance(error, KeyboardInterrupt):
-            code, text = 130, "interrupted; the same command goes on from the newest checkpoint"
-        else:
+        ended = (1, str(error)) if isinstance(error, LostProcess) else ending(error)
+        if ended is None:
             traceback.print_exception(error)
-            code, text = 1, f"process {index()} failed ({type(error).__name__}: {text[:200]}); see its traceback"
-        end(code, text)
+            ended = 1, f"process {index()} failed ({type(error).__name__}: {str(error)[:200]}); see its traceback"
+        end(*ended)
 
 
 def end(code: int, text: str) -> None:

@@ -29,15 +29,18 @@ def make_mesh(shape: Sequence[int], devices: Sequence[jax.Device] | None = None)
     Raises UserError when the product of `shape` is not the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
-    needed = 1
-    for size in shape:
-        needed *= size
-    if needed != len(devices):
+    check_shape(shape, len(devices))
+    return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Explicit,) * 3, devices=devices)
+
+
+def check_shape(shape: Sequence[int], devices: int) -> None:
+    """Raises UserError when the product of `shape` is not the number of devices."""
+    needed = math.prod(shape)
+    if needed != devices:
         raise UserError(
             f"mesh: data x fsdp x model = {' x '.join(map(str, shape))} = {needed}, but there are "
-            f"{len(devices)} devices; choose sizes whose product is {len(devices)}, or data = 0 to fill"
+            f"{devices} devices; choose sizes whose product is {devices}, or data = 0 to fill"
         )
-    return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Explicit,) * 3, devices=devices)
 
 
 def spec(axes: Sequence[str | None], shape: Sequence[int] | None = None, mesh=None) -> PartitionSpec:

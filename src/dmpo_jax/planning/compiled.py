@@ -7,10 +7,11 @@ from typing import Any
 import jax
 
 from dmpo_jax.config import Config
+from dmpo_jax.errors import one_line
 from dmpo_jax.model.parameters import count_params
 from dmpo_jax.parallel.mesh import make_mesh, row_shards
 from dmpo_jax.planning.chips import Chip, Topology, devices_of
-from dmpo_jax.planning.hlo import Collective, Walked, walk
+from dmpo_jax.planning.hlo import Walked, walk
 from dmpo_jax.planning.programs import PHASES, denoising_steps, lowered
 from dmpo_jax.training.flops import phase_flops
 from dmpo_jax.training.setup import Setup, make_setup
@@ -53,7 +54,7 @@ def _compiled(program: jax.stages.Lowered, setup: Setup, topology: Topology, qui
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         peak = float(needed[1] or needed[2]) * 2**30 if needed else None
-        return {"fits": False, "compile_s": time.perf_counter() - start, "peak": peak, "error": _one_line(error)}
+        return {"fits": False, "compile_s": time.perf_counter() - start, "peak": peak, "error": one_line(error)[:300]}
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
     steps = denoising_steps(setup)
@@ -71,18 +72,12 @@ def _compiled(program: jax.stages.Lowered, setup: Setup, topology: Topology, qui
     }
 
 
-def phase_of(collective: Collective) -> str:
-    """The phase of a cycle in which it takes place."""
-    return next((p for p in PHASES if p in collective.place.split("/")), "other")
-
-
 def summary(walked: Walked) -> list[dict[str, Any]]:
     """Collectives by kind, phase and whether they lie in a loop: how many run, and the bytes that they bring."""
     found: dict[tuple[str, str, bool], list[float]] = {}
     for c in walked.collectives:
-        phase = phase_of(c)
-        count, size = found.get((c.kind, phase, c.loop), (0.0, 0.0))
-        found[c.kind, phase, c.loop] = [count + c.count, size + c.bytes]
+        count, size = found.get((c.kind, c.scope, c.loop), (0.0, 0.0))
+        found[c.kind, c.scope, c.loop] = [count + c.count, size + c.bytes]
     return [
         {"kind": kind, "phase": phase, "in_loop": loop, "count": count, "bytes": size}
         for (kind, phase, loop), (count, size) in sorted(found.items())
@@ -96,9 +91,5 @@ def roofline(walked: Walked, chip: Chip) -> dict[str, float]:
     """
     seconds = {name: max(f / chip.flops, walked.traffic[name] / chip.bandwidth) for name, f in walked.flops.items()}
     for collective in walked.collectives:
-        seconds[phase_of(collective)] += collective.bytes / chip.link
+        seconds[collective.scope] += collective.bytes / chip.link
     return {name: spent for name, spent in seconds.items() if spent}
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

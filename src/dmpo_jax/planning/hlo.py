@@ -52,10 +52,10 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Exchanges of one kind at one place: `count` of them move `bytes` in all, on each device."""
+    """Exchanges of one kind in one scope: `count` of them move `bytes` in all, on each device."""
 
     kind: str
-    place: str
+    scope: str
     loop: bool
     count: float
     bytes: float
@@ -130,7 +130,7 @@ def _closing(text: str) -> int:
 def walk(text: str, assumed: Callable[[str], float], scopes: tuple[str, ...] = ()) -> Walked:
     """FLOPs and collectives of a program's optimised text.
 
-    `assumed(place)` is how often a loop runs whose condition only the data decide. FLOPs are kept apart by the first of
+    `assumed(place)` is how often a loop runs whose condition only the data decide. Figures are kept apart by the first of
     `scopes` that is in a line's place, "other" where none is. The branches of a conditional count as equally likely.
     """
     computations, entry = parse(text)
@@ -138,9 +138,9 @@ def walk(text: str, assumed: Callable[[str], float], scopes: tuple[str, ...] = (
     traffic = dict(flops)
     found: dict[tuple[str, str, bool, float], Collective] = {}
     for instruction, computation, times, loop in _executed(computations, entry, assumed):
+        scope = next((s for s in scopes if s in instruction.place.split("/")), "other")
         if instruction.opcode in ("dot", "convolution"):
             cost = _dot_flops if instruction.opcode == "dot" else _convolution_flops
-            scope = next((s for s in scopes if s in instruction.place.split("/")), "other")
             flops[scope] += times * cost(instruction, computation)
             touched = [instruction, *(computation[name] for name in instruction.operands[:2])]
             traffic[scope] += times * sum(map(_size, touched))
@@ -151,7 +151,7 @@ def walk(text: str, assumed: Callable[[str], float], scopes: tuple[str, ...] = (
             channel = instruction.attribute("channel_id") or instruction.name
             old = found.get((kind, channel, loop, times))
             if old is None or old.bytes < times * size:
-                found[kind, channel, loop, times] = Collective(kind, instruction.place, loop, times, times * size)
+                found[kind, channel, loop, times] = Collective(kind, scope, loop, times, times * size)
     return Walked(flops, traffic, list(found.values()))
 
 

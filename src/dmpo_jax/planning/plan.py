@@ -39,12 +39,15 @@ def plan(
 
 def examined(config: Config, topology: Topology, quick: bool) -> dict[str, Any]:
     """One topology's findings, compiled in a process of its own. Raises UserError where the configuration does not suit it."""
+    environment = os.environ | ENVIRONMENT
+    if topology.is_tpu:  # whose compiler ends the process at flags of others
+        environment.pop("XLA_FLAGS", None)
     command = [sys.executable, "-m", "dmpo_jax.planning", topology.name, "quick" if quick else "full"]
     try:
         ran = subprocess.run(
             command,
             input=config.to_toml(),
-            env=os.environ | ENVIRONMENT,
+            env=environment,
             text=True,
             capture_output=True,
             timeout=TIMEOUT,

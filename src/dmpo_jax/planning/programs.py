@@ -13,7 +13,7 @@ from dmpo_jax.model.quantize import store_tree, stored_specs
 from dmpo_jax.objectives.objective import Prepared
 from dmpo_jax.parallel.mesh import ROWS
 from dmpo_jax.training.cycle import gather, make_cycle, roll_out, take_update
-from dmpo_jax.training.data import Batch, Batches, encode
+from dmpo_jax.training.data import Batch, Batches, encoded
 from dmpo_jax.training.setup import Setup
 from dmpo_jax.training.state import State, begin
 
@@ -24,9 +24,7 @@ def abstract_batch(setup: Setup, mesh: jax.sharding.Mesh) -> Batch:
     """The first batch of a run as shapes. Raises UserError where the task's data cannot be read or do not fit."""
     rollout = setup.config.rollout
     examples = load_examples(setup, "train", setup.config.task.train_file)
-    data = encode(
-        examples, setup.tokenizer, rollout.completion_length, rollout.prompt_buckets, setup.config.tokenizer.truncation
-    )
+    data = encoded(examples, setup)
     width = max(rollout.prompt_buckets, default=data.prompts.tokens.shape[1])
     batch = Batches(data, rollout.prompts, setup.config.run.seed, (width,))[0]
     place = NamedSharding(mesh, PartitionSpec(ROWS))

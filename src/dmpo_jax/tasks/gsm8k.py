@@ -19,6 +19,7 @@ from dmpo_jax.tasks.files import wrong
 from dmpo_jax.tasks.gsm8k_files import SOURCE, Item, held_out, read_items
 from dmpo_jax.tasks.gsm8k_published import TRUTH_BYTES
 from dmpo_jax.tasks.task import Example, Features, Task, TaskConfig, check_split
+from dmpo_jax.tasks.text import readable
 
 COMPONENTS = ("reward", "correct", "format")
 MAX_DIGITS = 18
@@ -131,7 +132,7 @@ def _demonstration(item: Item, config: TaskConfig) -> str:
 
 def grade_text(completion: str, features: Features, share: float = 0.0) -> dict[str, float]:
     """Grade one completion on the host; `share` is that of the format in the reward."""
-    answer = number_text.final_answer(number_text.readable(completion))
+    answer = number_text.final_answer(readable(completion))
     number = number_text.read(answer.span)
     correct, formed = number == _truth(features), answer.tagged and number is not None
     reward = (1.0 if formed else 1.0 - share) if correct else (share if formed else 0.0)
@@ -151,7 +152,7 @@ def grade_bytes(
 
 def grade_text_published(completion: str, features: Features) -> dict[str, float]:
     """Grade one completion on the host by the published rules."""
-    text = number_text.readable(completion)
+    text = readable(completion)
     written = bytes(byte for byte in np.asarray(features["text"]).tolist() if byte >= 0)
     correct = float(gsm8k_published.parse(text) == _truth(features))
     return gsm8k_published.rewards(text, written) | {"correct": correct}
@@ -181,7 +182,7 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
     shares = {key: float(np.mean([row[key] for row in rows])) for key in rows[0] if key in named}
     exact = float(np.mean([row["correct"] for row in rows]))
     if all("completion" in row for row in rows):
-        texts = [number_text.readable(row["completion"]) for row in rows]
+        texts = [readable(row["completion"]) for row in rows]
         right = [
             gsm8k_published.parse(text) == _truth(example.features)
             for text, example in zip(texts, examples, strict=True)

@@ -20,7 +20,7 @@ Values are exact decimals of any length; no exponents, fractions, magnitudes in 
 import re
 from typing import NamedTuple
 
-from dmpo_jax.tasks.text import BLANKS, CLOSE, END_TOKENS, OPEN, SPAN_BYTES
+from dmpo_jax.tasks.text import BLANKS, SPAN_BYTES, tagged
 
 BOX = rb"\boxed{"
 HASHES = b"####"
@@ -96,25 +96,17 @@ def decimal(negative: bool, whole: bytes, fraction: bytes, shift: int = 0) -> Nu
     return Number(negative, kept, shift - len(fraction) + len(digits) - len(kept)) if kept else Number(False, b"", 0)
 
 
-def readable(completion: str) -> bytes:
-    """The UTF-8 bytes of a completion before its first end token."""
-    text = completion.encode("utf-8", "replace")
-    for token in END_TOKENS:
-        text = text.partition(token)[0]
-    return text
-
-
 def final_answer(text: bytes) -> Answer:
     """Find the final answer in `readable` text; an empty span where there is none. Linear time."""
-    start = text.rfind(OPEN, 0, max(text.rfind(CLOSE), 0))
-    if start >= 0:
-        text = text[start + len(OPEN) : text.find(CLOSE, start)]
+    inside = tagged(text)
+    if inside is not None:
+        text = inside
     box = _last_box(text)
     if box is not None:
         text = box
-    elif start < 0:
+    elif inside is None:
         text = b"".join(text[text.rfind(HASHES) + len(HASHES) :].split(None, 1)[:1]) if HASHES in text else b""
-    return Answer(text if len(text) <= SPAN_BYTES else b"", start >= 0)
+    return Answer(text if len(text) <= SPAN_BYTES else b"", inside is not None)
 
 
 def _last_box(text: bytes) -> bytes | None:

@@ -22,15 +22,22 @@ WRAPPERS = (*_MATH, (rb"\boxed{", b"}"), *_MATH)
 
 def answer_of(completion: str) -> bytes:
     """The bytes of the graded answer, unwrapped and stripped; empty where there is none."""
+    span = tagged(readable(completion))
+    return unwrap(span) if span is not None and len(span) <= SPAN_BYTES else b""
+
+
+def readable(completion: str) -> bytes:
+    """The UTF-8 bytes of a completion before its first end token."""
     text = completion.encode("utf-8", "replace")
     for token in END_TOKENS:
         text = text.partition(token)[0]
+    return text
+
+
+def tagged(text: bytes) -> bytes | None:
+    """What stands between the last complete answer tags of `readable` text; None where there are none."""
     start = text.rfind(OPEN, 0, max(text.rfind(CLOSE), 0))
-    if start < 0:
-        return b""
-    start += len(OPEN)
-    span = text[start : text.find(CLOSE, start)]
-    return unwrap(span) if len(span) <= SPAN_BYTES else b""
+    return text[start + len(OPEN) : text.find(CLOSE, start)] if start >= 0 else None
 
 
 def unwrap(span: bytes) -> bytes:

@@ -13,7 +13,7 @@ from dmpo_jax.evaluation.evaluate import load_examples
 from dmpo_jax.model.lora import policy_of
 from dmpo_jax.parallel.mesh import make_mesh, row_shards
 from dmpo_jax.training.cycle import demonstrations, empty_replay, make_cycle, roll_out, take_update
-from dmpo_jax.training.data import Batches, encode, place
+from dmpo_jax.training.data import Batches, encoded, place
 from dmpo_jax.training.flops import matmul_peak, phase_flops
 from dmpo_jax.training.setup import make_setup
 from dmpo_jax.training.state import fresh_state
@@ -31,7 +31,7 @@ def bench(config: Config, repeats: int) -> dict[str, Any]:
     config.validate_mesh(row_shards(mesh), shape)
     examples = load_examples(setup, "train", config.task.train_file)
     rollout_config = config.rollout
-    data = encode(examples, setup.tokenizer, rollout_config.completion_length, rollout_config.prompt_buckets)
+    data = encoded(examples, setup)
     peak = matmul_peak()
     with jax.set_mesh(mesh):
         batch = place(Batches(data, rollout_config.prompts, config.run.seed, rollout_config.prompt_buckets)[0], mesh)

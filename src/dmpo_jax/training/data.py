@@ -15,6 +15,7 @@ from dmpo_jax.model.tokenizer import Tokenizer
 from dmpo_jax.parallel.distributed import say
 from dmpo_jax.parallel.mesh import ROWS
 from dmpo_jax.tasks.task import Example
+from dmpo_jax.training.setup import Setup
 
 
 class Batch(NamedTuple):
@@ -66,6 +67,12 @@ def encode(
     names = examples[0].features
     features = {name: np.stack([e.features[name] for e in examples]).astype(np.int32) for name in names}
     return Batch(Prompts(tokens, lengths), demonstration, features)
+
+
+def encoded(examples: list[Example], setup: Setup) -> Batch:
+    """`encode` with a run's settings."""
+    rollout, truncation = setup.config.rollout, setup.config.tokenizer.truncation
+    return encode(examples, setup.tokenizer, rollout.completion_length, rollout.prompt_buckets, truncation)
 
 
 def take(data: Batch, index: np.ndarray, buckets: tuple[int, ...] = ()) -> Batch:

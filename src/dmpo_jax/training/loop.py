@@ -25,7 +25,7 @@ from dmpo_jax.training import run_folder
 from dmpo_jax.training.alarms import Alarms
 from dmpo_jax.training.checkpoint import Checkpoints
 from dmpo_jax.training.cycle import Record, empty_replay, make_cycle
-from dmpo_jax.training.data import Batches, encode, place
+from dmpo_jax.training.data import Batches, encoded, place
 from dmpo_jax.training.initial import check_start, initial_policy
 from dmpo_jax.training.loggers import Loggers
 from dmpo_jax.training.metrics import JsonLines, NoLines, Progress, write_text
@@ -51,12 +51,12 @@ def train(config: Config, run_dir: Path) -> int:
     examples = load_examples(setup, "train", config.task.train_file)
     validation = load_examples(setup, "validation", config.task.validation_file)
     test = load_examples(setup, "test", config.task.test_file) if config.evaluation.test else []
-    rollout, truncation = config.rollout, config.tokenizer.truncation
-    data = encode(examples, setup.tokenizer, rollout.completion_length, rollout.prompt_buckets, truncation)
+    data = encoded(examples, setup)
     check_start(config)
-    held_out = [(e.prompt, e.truth, e.features) for e in (*validation, *test)]
-    read = {"training": distributed.fingerprint(data), "held-out": distributed.fingerprint(held_out)}
-    distributed.compare("data", {f"its {name} data": found for name, found in read.items()})
+    if distributed.count() > 1:
+        held_out = [(e.prompt, e.truth, e.features) for e in (*validation, *test)]
+        read = {"training": distributed.fingerprint(data), "held-out": distributed.fingerprint(held_out)}
+        distributed.compare("data", {f"its {name} data": found for name, found in read.items()})
     run_folder.claim_together(run_dir, config)
     with jax.set_mesh(mesh), Watchdog(config.run.watchdog) as watchdog:
         evaluators = Evaluator(setup, validation, mesh), Evaluator(setup, test, mesh) if test else None
