@@ -48,7 +48,7 @@ def abstract_state(setup: Setup, batch: Batch, mesh: jax.sharding.Mesh) -> State
     state = jax.eval_shape(lambda p: begin(setup, p, fresh=fresh, taught=teacher is not None), params)
     state = _on(mesh, state).replace(base=base, teacher=teacher)
     if setup.config.rollout.staleness:
-        kept = jax.eval_shape(lambda s, b: gather(s, b, jax.random.key(0), setup), state, batch)
+        kept = jax.eval_shape(lambda s, b: gather(s, b, setup), state, batch)
         state = state.replace(replay=_on(mesh, kept))
     return state
 
@@ -66,7 +66,7 @@ def lowered(setup: Setup, mesh: jax.sharding.Mesh) -> dict[str, jax.stages.Lower
             programs["rollout"] = rollout_of.lower(state.params, state.base, batch, key)
 
         def prepared_of(state: State, batch: Batch, key: jax.Array) -> tuple[Any, Prepared]:
-            rollout = gather(state, batch, key, setup).rollout
+            rollout = gather(state, batch, setup).rollout
             reference = state.teacher if state.reference is None else policy(state.reference, state.base)
             learner = policy(state.params, state.base)
             settings, context = setup.config.objective, setup.context

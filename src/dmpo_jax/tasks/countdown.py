@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from dmpo_jax.errors import UserError
-from dmpo_jax.tasks import expression, expression_device
+from dmpo_jax.tasks import countdown_published, expression, expression_device
 from dmpo_jax.tasks.bytes import answer_span, unwrap
 from dmpo_jax.tasks.countdown_files import read_items
 from dmpo_jax.tasks.countdown_items import draw_items, solve, wrong_expression
@@ -29,6 +29,12 @@ _INSTRUCTIONS = """Reach {target} with the numbers {numbers}.
 Write an arithmetic expression that equals {target} and uses each of these numbers exactly once. Only
 + - * / and brackets are allowed. Reason first, in words. Then give the expression alone, like this:
 <answer>(1+2)*3</answer>"""
+
+
+_PUBLISHED = {
+    "published": countdown_published.PROMPT,
+    "published_evaluation": countdown_published.PROMPT_EVALUATION,
+}
 
 
 def features(truth: dict[str, Any], width: int = 0) -> Features:
@@ -91,8 +97,10 @@ def _examples(items: list[tuple[list[int], int, str]], config: TaskConfig) -> li
         listed = ",".join(map(str, numbers))
         if config.prompt == "compact":
             prompt = f"{listed}:{target}="
-        else:
+        elif config.prompt == "instruct":
             prompt = _INSTRUCTIONS.format(numbers=listed.replace(",", ", "), target=target)
+        else:
+            prompt = _PUBLISHED[config.prompt].format(numbers=numbers, target=target)
         shown = truth
         if careless[index]:
             rng = np.random.default_rng([config.seed, len(SPLITS), index])

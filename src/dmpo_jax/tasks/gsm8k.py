@@ -173,7 +173,6 @@ def _truth(features: Features) -> number_text.Number:
 def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, Any]:
     """Figures of one graded answer to each example: `accuracy` and `exact` (the same), and the mean of every component.
 
-    Where the rows hold completions, `accuracy_published` is what the published evaluation counts, whichever reward was used.
     Raises `UserError` where the numbers of rows and examples differ or are zero.
     """
     if not rows or len(rows) != len(examples):
@@ -181,13 +180,6 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
     named = {*COMPONENTS, *gsm8k_published.COMPONENTS} - {"reward", "correct"}
     shares = {key: float(np.mean([row[key] for row in rows])) for key in rows[0] if key in named}
     exact = float(np.mean([row["correct"] for row in rows]))
-    if all("completion" in row for row in rows):
-        texts = [readable(row["completion"]) for row in rows]
-        right = [
-            gsm8k_published.parse(text) == _truth(example.features)
-            for text, example in zip(texts, examples, strict=True)
-        ]
-        shares["accuracy_published"] = float(np.mean(right))
     return {"accuracy": exact, "exact": exact} | shares
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dmpo_jax.errors import UserError
+from dmpo_jax.tasks import sudoku_published
 from dmpo_jax.tasks.bytes import answer_span, blank, unwrap
 from dmpo_jax.tasks.sudoku_baselines import ambiguous, baselines
 from dmpo_jax.tasks.sudoku_files import read_puzzles
@@ -61,7 +62,8 @@ def _examples(puzzles: np.ndarray, solutions: np.ndarray, config: TaskConfig) ->
     for puzzle, solution, is_careless in zip(puzzles, solutions, careless, strict=True):
         digits, truth = _text(puzzle), _text(solution)
         shown = _text(careless_fill(puzzle)) if is_careless else truth
-        prompt = _INSTRUCTIONS.format(puzzle=digits) if config.prompt == "instruct" else f"{digits}="
+        asked = {"instruct": _INSTRUCTIONS, "published": sudoku_published.PROMPT}
+        prompt = asked.get(config.prompt, "{puzzle}=").format(puzzle=digits)
         if config.prompt == "rows":
             prompt, shown = f"{_rows(digits)}=", _rows(shown)
         result.append(Example(prompt, f"<answer>{shown}</answer>", truth, {"puzzle": puzzle, "solution": solution}))
@@ -138,4 +140,21 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
     }
 
 
-TASK = Task("sudoku", COMPONENTS, features, examples, read, grade_text, grade_bytes, summarize)
+def grade_text_published(completion: str, features: Features) -> dict[str, float]:
+    """Grade one completion on the host, with the published reward."""
+    return grade_text(completion, features) | sudoku_published.grade_text(completion, features)
+
+
+def grade_bytes_published(stream: jax.Array, length: jax.Array, features: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Grade texts on the device, with the published reward; arrays as those of `grade_bytes`."""
+    return grade_bytes(stream, length, features) | sudoku_published.grade_bytes(stream, length, features)
+
+
+def configure(config: TaskConfig) -> Task:
+    """The task with the reward that the settings name."""
+    if config.reward == "published":
+        return TASK._replace(grade_text=grade_text_published, grade_bytes=grade_bytes_published)
+    return TASK
+
+
+TASK = Task("sudoku", COMPONENTS, features, examples, read, grade_text, grade_bytes, summarize, configure)

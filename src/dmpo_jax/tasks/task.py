@@ -1,5 +1,6 @@
 """What a task is: its settings, its examples and the functions that grade answers."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +11,24 @@ import numpy as np
 
 from dmpo_jax.errors import UserError
 
-NAMES = ("sudoku", "countdown", "gsm8k")
+NAMES = ("sudoku", "countdown", "gsm8k", "math", "own")
+QUESTIONS = ("gsm8k", "math")  # read from files of questions with worked answers
+HOST_GRADED = ("math", "own")
 PROMPTS = {
-    "sudoku": ("compact", "rows", "instruct"),
-    "countdown": ("compact", "instruct"),
+    "sudoku": ("compact", "rows", "instruct", "published"),
+    "countdown": ("compact", "instruct", "published", "published_evaluation"),
     "gsm8k": ("compact", "instruct", "published", "published_evaluation"),
+    "math": ("compact", "instruct", "published", "published_evaluation"),
+    "own": ("compact",),
 }
-REWARDS = {"sudoku": ("exact",), "countdown": ("exact",), "gsm8k": ("exact", "published")}
-DEMONSTRATIONS = {"sudoku": ("answer",), "countdown": ("answer",), "gsm8k": ("answer", "solution")}
+REWARDS = {
+    "sudoku": ("exact", "published"),
+    "countdown": ("exact",),
+    "gsm8k": ("exact", "published"),
+    "math": ("exact", "published"),
+    "own": ("exact",),
+}
+DEMONSTRATIONS = dict.fromkeys(NAMES, ("answer",)) | dict.fromkeys(QUESTIONS, ("answer", "solution"))
 SPLITS = ("train", "validation", "test")
 # Larger sets would exhaust what the generators can draw without repeating themselves.
 MAX_SIZE = {"train": 200_000, "validation": 20_000, "test": 20_000}
@@ -32,8 +43,11 @@ class TaskConfig:
     name: str = "sudoku"
     prompt: str = "compact"
     reward: str = "exact"  # "published": that of the official code, faults included, for comparison
-    format_share: float = 0.0  # of the reward "exact" of gsm8k: what an answer in the right form is worth
-    demonstration: str = "answer"  # to imitate: the answer alone, or gsm8k's worked "solution" before it
+    format_share: float = 0.0  # of the reward "exact" of gsm8k and math: what an answer in the right form is worth
+    demonstration: str = "answer"  # to imitate: the answer alone, or the worked "solution" of gsm8k and math before it
+    file: str = ""  # of the task "own": the Python file with its examples and its reward
+    grading_seconds: float = 5.0  # that a worker process may spend on one answer (math, own)
+    grading_workers: int = 0  # worker processes; 0: one a core, at most 16 (math, own)
     train_file: str = ""
     validation_file: str = ""
     test_file: str = ""
@@ -45,6 +59,11 @@ class TaskConfig:
 
     def validate(self) -> None:
         """Raise `UserError` naming the first setting that is out of its range."""
+        if self.name == "countdown" and self.reward == "published":
+            raise UserError(
+                'task.reward = "published": countdown has it on the host only, since it is Python that computes there; set '
+                'reward = "exact", and read `published` in the files of dmpo eval'
+            )
         for key, choices in (
             ("name", dict.fromkeys(NAMES, NAMES)),
             ("prompt", PROMPTS),
@@ -69,12 +88,33 @@ class TaskConfig:
             share = getattr(self, key)
             if type(share) not in (int, float) or not math.isfinite(share) or not 0 <= share <= 1:
                 raise UserError(f"task.{key} = {share!r}: expected a share from 0 to 1; use 0 for none")
-        if self.format_share and (self.name != "gsm8k" or self.reward != "exact"):
+        if self.format_share and (self.name not in QUESTIONS or self.reward != "exact"):
             raise UserError(
-                f'task.format_share = {self.format_share}: only the reward "exact" of gsm8k has one; leave it out'
+                f'task.format_share = {self.format_share}: only the reward "exact" of {" and ".join(QUESTIONS)} has one; '
+                "leave it out"
             )
-        if self.careless and self.name == "gsm8k":
-            raise UserError(f"task.careless = {self.careless}: gsm8k has no careless answers; leave it out")
+        if self.careless and self.name not in ("sudoku", "countdown"):
+            raise UserError(f"task.careless = {self.careless}: {self.name} has no careless answers; leave it out")
+        self._validate_grading()
+
+    def _validate_grading(self) -> None:
+        if (self.name == "own") != bool(self.file):
+            remedy = (
+                'name the Python file of the task "own"' if self.name == "own" else 'set task.name = "own" to use one'
+            )
+            raise UserError(f"task.file = {self.file!r} with task.name = {self.name!r}: {remedy}")
+        for split in SPLITS:
+            if self.name == "own" and getattr(self, f"{split}_file"):
+                raise UserError(f"task.{split}_file: the task own has its examples from task.file; leave it out")
+        if not 0 < self.grading_seconds <= 600:
+            raise UserError(f"task.grading_seconds = {self.grading_seconds}: expected more than 0 and at most 600")
+        if not 0 <= self.grading_workers <= 256:
+            raise UserError(f"task.grading_workers = {self.grading_workers}: expected 0 (one a core) to 256")
+        for field in dataclasses.fields(self):
+            if field.name.startswith("grading_") and self.name not in HOST_GRADED:
+                value = getattr(self, field.name)
+                if value != field.default:
+                    raise UserError(f"task.{field.name} = {value}: {self.name} is graded on the device; leave it out")
 
 
 @dataclass(frozen=True)
@@ -96,6 +136,9 @@ class Task(NamedTuple):
     grades `uint8[B, W]` texts of `int32[B]` bytes on the device, with features `int32[B, ...]`, and returns
     `float32[B]` for each component; both agree on every string. `summarize(rows, examples)` gives figures of
     a graded set. `configure(config)`, where there is one, is the task with the reward that the settings name.
+
+    A task that no device can grade has no `grade_bytes`: worker processes grade it, started with the arguments `worker` and
+    asked with `request(completion, features)` (`grading/pool.py`).
     """
 
     name: str
@@ -104,9 +147,11 @@ class Task(NamedTuple):
     examples: Callable[[TaskConfig, str], list[Example]]
     read: Callable[[str, TaskConfig], list[Example]]
     grade_text: Callable[[str, Features], dict[str, float]]
-    grade_bytes: Callable[[jax.Array, jax.Array, dict[str, jax.Array]], dict[str, jax.Array]]
+    grade_bytes: Callable[[jax.Array, jax.Array, dict[str, jax.Array]], dict[str, jax.Array]] | None
     summarize: Callable[[list[dict[str, Any]], list[Example]], dict[str, Any]]
     configure: Callable[[TaskConfig], "Task"] | None = None
+    worker: tuple[str, ...] = ()
+    request: Callable[[str, Features], dict[str, Any]] | None = None
 
 
 def check_split(split: str) -> None:

@@ -2,6 +2,7 @@
 
 Roll out a group of completions per prompt, grade them, prepare what the objective needs (ELBOs, weights), and take its
 updates. No callback, no host work in between. With `rollout.staleness`, later cycles take their updates on the same rollout.
+A task that no device can grade cuts it in two, `gather` and `learn` (`host_cycle.py`).
 """
 
 from collections.abc import Callable
@@ -38,64 +39,82 @@ class Record(NamedTuple):
 
 def make_cycle(setup: Setup) -> Callable[[State, Batch], tuple[State, Record]]:
     """The cycle of a configuration, to be jitted with its state donated."""
-    objective, context, settings = setup.objective, setup.context, setup.config.objective
     staleness = setup.config.rollout.staleness
 
     def cycle(state: State, batch: Batch) -> tuple[State, Record]:
-        age = state.cycle % (1 + staleness)
-        stream = lambda cycle, number: jax.random.fold_in(  # noqa: E731
-            jax.random.fold_in(jax.random.key(setup.config.run.seed), cycle), number
-        )
-        policy = lambda params: policy_of(params, state.base, setup.config.lora)  # noqa: E731
-        reference = state.reference
-        if settings.reference_sync:
-            due = state.cycle % settings.reference_sync == 0
-            reference = jax.tree.map(lambda new, old: jnp.where(due, new, old), state.params, reference)
-
-        fresh = lambda: gather(state, batch, stream(state.cycle, ROLLOUT_STREAM), setup)  # noqa: E731
-        replay = jax.lax.cond(age == 0, fresh, lambda: state.replay) if staleness else None
-        rollout, components, metrics, params_then = replay if staleness else fresh()
-        with jax.named_scope("prepare"):
-            compared = state.teacher if reference is None else policy(reference)
-            prepare_key = stream(state.cycle - age, PREPARE_STREAM)  # the same masks, so the same weights, at every age
-            prepared = objective.prepare(policy(params_then), compared, rollout, prepare_key, settings, context)
-        metrics = metrics | prepared.metrics
-        if staleness:
-            metrics["rollout_age"] = age.astype(jnp.float32)
-
-        def update(carry, number):
-            params, optimizer = carry
-            update_key = jax.random.fold_in(stream(state.cycle, UPDATE_STREAM), number)
-            params, optimizer, step_metrics = take_update(
-                params, optimizer, rollout, prepared, update_key, setup, state.base
-            )
-            return (params, optimizer), step_metrics
-
-        with jax.named_scope("update"):
-            (params, optimizer), steps = jax.lax.scan(
-                update, (state.params, state.optimizer), jnp.arange(settings.updates)
-            )
-        metrics |= jax.tree.map(jnp.mean, steps) | {"param_norm": optax.tree.norm(params)}
-        return (
-            State(params, reference, optimizer, state.cycle + 1, state.base, state.teacher, replay),
-            replicated(Record(metrics, rollout.completion, components)),  # so that every process can read it
-        )
+        fresh = lambda: gather(state, batch, setup)  # noqa: E731
+        due = _age(state, setup) == 0
+        return learn(state, jax.lax.cond(due, fresh, lambda: state.replay) if staleness else fresh(), setup)
 
     return cycle
 
 
-def gather(state: State, batch: Batch, key: jax.Array, setup: Setup) -> Replay:
+def learn(state: State, replay: Replay, setup: Setup) -> tuple[State, Record]:
+    """The objective's updates on a graded rollout, and what the cycle reports."""
+    objective, context, settings = setup.objective, setup.context, setup.config.objective
+    policy = lambda params: policy_of(params, state.base, setup.config.lora)  # noqa: E731
+    reference = state.reference
+    if settings.reference_sync:
+        due = state.cycle % settings.reference_sync == 0
+        reference = jax.tree.map(lambda new, old: jnp.where(due, new, old), state.params, reference)
+
+    rollout, components, metrics, params_then = replay
+    age = _age(state, setup)
+    with jax.named_scope("prepare"):
+        compared = state.teacher if reference is None else policy(reference)
+        # At every age of a rollout the same masks, so the same weights.
+        prepare_key = _stream(state.cycle - age, PREPARE_STREAM, setup)
+        prepared = objective.prepare(policy(params_then), compared, rollout, prepare_key, settings, context)
+    metrics = metrics | prepared.metrics
+    if setup.config.rollout.staleness:
+        metrics["rollout_age"] = age.astype(jnp.float32)
+
+    def update(carry, number):
+        params, optimizer = carry
+        update_key = jax.random.fold_in(_stream(state.cycle, UPDATE_STREAM, setup), number)
+        params, optimizer, step_metrics = take_update(
+            params, optimizer, rollout, prepared, update_key, setup, state.base
+        )
+        return (params, optimizer), step_metrics
+
+    with jax.named_scope("update"):
+        (params, optimizer), steps = jax.lax.scan(update, (state.params, state.optimizer), jnp.arange(settings.updates))
+    metrics |= jax.tree.map(jnp.mean, steps) | {"param_norm": optax.tree.norm(params)}
+    kept = replay if setup.config.rollout.staleness else None
+    return (
+        State(params, reference, optimizer, state.cycle + 1, state.base, state.teacher, kept),
+        replicated(Record(metrics, rollout.completion, components)),  # so that every process can read it
+    )
+
+
+def _age(state: State, setup: Setup) -> jax.Array:
+    """Cycles since the rollout that this one learns from was drawn."""
+    return state.cycle % (1 + setup.config.rollout.staleness)
+
+
+def _stream(cycle: jax.Array, number: int, setup: Setup) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(setup.config.run.seed), cycle), number)
+
+
+def gather(state: State, batch: Batch, setup: Setup) -> Replay:
     """The examples of a batch to learn from: rollouts of the current policy, or the given demonstrations."""
     if not setup.objective.ROLLOUT:
         return Replay(demonstrations(batch, setup), {}, {}, state.params)
     policy = policy_of(state.params, state.base, setup.config.lora)
-    rollout, components, forwards = roll_out(policy, batch, key, setup)
-    return Replay(rollout, components, _rollout_metrics(rollout, components, forwards), state.params)
+    rollout, components, forwards = roll_out(policy, batch, _stream(state.cycle, ROLLOUT_STREAM, setup), setup)
+    metrics = _decoding_metrics(rollout, forwards) | _reward_metrics(components)
+    return Replay(rollout, components, metrics, state.params)
+
+
+def regraded(replay: Replay, components: dict[str, jax.Array]) -> Replay:
+    """The same rollout with other reward components `f32[P, N]`."""
+    rollout = replay.rollout._replace(reward=components["reward"])
+    return replay._replace(rollout=rollout, components=components, metrics=replay.metrics | _reward_metrics(components))
 
 
 def empty_replay(state: State, batch: Batch, setup: Setup) -> Replay:
     """Zeros in the shape and layout of what the first cycle will keep."""
-    shapes = jax.eval_shape(lambda state, batch: gather(state, batch, jax.random.key(0), setup), state, batch)
+    shapes = jax.eval_shape(lambda state, batch: gather(state, batch, setup), state, batch)
     place = jax.tree.map(lambda x: x.sharding, shapes)
     return jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), out_shardings=place)()
 
@@ -127,7 +146,9 @@ def decode(
 
 
 def grade(completion: jax.Array, features: dict[str, jax.Array], setup: Setup) -> dict[str, jax.Array]:
-    """Reward components `f32[B]` of completions `int32[B, L]`, read as bytes on the device."""
+    """Reward components `f32[B]` of completions `int32[B, L]`, read as bytes on the device; NaN where only a host can."""
+    if setup.task.grade_bytes is None:
+        return dict.fromkeys(setup.task.components, completion[:, 0] * jnp.float32(jnp.nan))
     table, lengths = setup.tokenizer.byte_table()
     unused = setup.model.vocab_size - len(lengths)  # rows of the vocabulary that no token has: no bytes
     table, lengths = np.pad(table, ((0, unused), (0, 0))), np.pad(lengths, (0, unused))
@@ -206,14 +227,17 @@ def take_update(
     return optax.apply_updates(params, steps), optimizer, metrics
 
 
-def _rollout_metrics(rollout: Rollout, components: dict, forwards: jax.Array) -> dict[str, jax.Array]:
-    reward, finite = rollout.reward, jnp.isfinite(rollout.reward)
+def _decoding_metrics(rollout: Rollout, forwards: jax.Array) -> dict[str, jax.Array]:
     live = jnp.sum(rollout.live, axis=-1)
-    metrics = {f"reward/{name}": jnp.mean(value) for name, value in components.items() if name != "reward"}
-    return metrics | {
-        "reward/mean": jnp.mean(reward, where=finite),
-        "reward/std": jnp.std(reward, where=finite),
+    return {
         "completion_length": jnp.mean(live.astype(jnp.float32)),
         "completion_unfinished": jnp.mean(jnp.all(rollout.step >= 0, axis=-1) & jnp.all(rollout.live, axis=-1)),
         "nfe/mean": jnp.mean(forwards.astype(jnp.float32)),
     }
+
+
+def _reward_metrics(components: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    reward = components["reward"]
+    mean = lambda value: jnp.mean(value, where=jnp.isfinite(value))  # noqa: E731
+    metrics = {f"reward/{name}": mean(value) for name, value in components.items() if name != "reward"}
+    return metrics | {"reward/mean": mean(reward), "reward/std": jnp.std(reward, where=jnp.isfinite(reward))}
