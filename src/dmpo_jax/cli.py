@@ -69,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
     source = evaluate.add_mutually_exclusive_group(required=True)
     source.add_argument("--run-dir", type=Path, help="run folder whose newest parameters answer")
     source.add_argument("--model", help="checkpoint folder or hub id whose weights answer, in place of a run")
+    source.add_argument(
+        "--generations",
+        nargs="+",
+        metavar="FILE",
+        help="grade the answers in these files anew, by the published rules too",
+    )
     evaluate.add_argument("--data", default="", help="data file in a published format; default: the task's test split")
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE.json")
 
@@ -191,6 +197,12 @@ def _answering_config(args, command: str, used: tuple[str, ...]):
 
 
 def _eval(args) -> int:
+    if args.generations:
+        from dmpo_jax.evaluation.regrade import regrade
+
+        result = regrade(Path(args.config), args.set, args.generations, args.out, args.data)
+        print(json.dumps({key: result[key] for key in ("task", "n", "published", "strict", "differences", "reasons")}))
+        return 0
     from dmpo_jax.evaluation.command import EVAL_SETTINGS, evaluate_run
     from dmpo_jax.training.memory import check_memory
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from dmpo_jax.diffusion.sampler import SamplerConfig
 from dmpo_jax.errors import UserError, shown
+from dmpo_jax.evaluation.protocol import EvaluationConfig, check_protocol, for_evaluation, length_of, sampler_for
 from dmpo_jax.model.chat import TEMPLATES
 from dmpo_jax.model.checkpoint_folder import TOKENIZER_KEY, locate, model_of
 from dmpo_jax.model.families import FAMILIES, SHAPE, same
@@ -151,23 +152,6 @@ class MeshConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """When and how the policy is evaluated. It decodes with `sampler`, except for these."""
-
-    every: int = 0  # cycles between validations; 0: only before the first and after the last
-    batch: int = 64  # prompts decoded together, over all devices
-    temperature: float = 0.0
-    test: bool = True  # evaluate the test split with the first and the last parameters
-
-    def validate(self) -> None:
-        """Raises UserError on a setting out of range."""
-        _at_least("evaluation.every", self.every, 0)
-        _at_least("evaluation.batch", self.batch, 1)
-        if self.temperature < 0:
-            raise UserError(f"evaluation.temperature = {self.temperature}: expected 0 (greedy) or more")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When the state is saved; the last cycle always is."""
 
@@ -245,14 +229,16 @@ class Config:
 
     @property
     def evaluation_sampler(self) -> SamplerConfig:
-        """`sampler` at the evaluation's temperature; greedy, it drops what shapes random proposals alone."""
-        temperature = self.evaluation.temperature
-        unused = {} if temperature else {"top_k": 0, "top_p": 1.0, "confidence": "plain"}
-        return dataclasses.replace(self.sampler, temperature=temperature, **unused)
+        """How evaluations decode; see `evaluation/protocol.py`."""
+        length = length_of(self.evaluation, self.rollout.completion_length)
+        return sampler_for(self.sampler, self.evaluation, self.model.family, length)
 
     def _validate_evaluation(self) -> None:
+        length = length_of(self.evaluation, self.rollout.completion_length)
+        check_protocol(self.evaluation, self.task, self.model, length)
         try:
-            self.evaluation_sampler.validate(self.rollout.completion_length)
+            self.evaluation_sampler.validate(length)
+            self.evaluation_sampler.validate_model(for_evaluation(self).model)
         except UserError as error:
             raise UserError(
                 f"evaluation.temperature = {self.evaluation.temperature} in place of sampler.temperature: {error}"

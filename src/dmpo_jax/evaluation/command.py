@@ -16,6 +16,7 @@ from dmpo_jax.model.pretrained import load_params
 from dmpo_jax.parallel.mesh import make_mesh, row_shards
 from dmpo_jax.toml_files import parse_override
 from dmpo_jax.training import run_folder
+from dmpo_jax.training.host_grading import host_grader
 from dmpo_jax.training.initial import policy_of_run
 from dmpo_jax.training.metrics import check_output, write_text
 from dmpo_jax.training.setup import Setup, make_setup
@@ -26,8 +27,10 @@ SAMPLE_SETTINGS = (
     "evaluation.batch",
 )  # fmt: skip
 EVAL_SETTINGS = (
-    *SAMPLE_SETTINGS, "task.name", "task.prompt", "task.test_file", "task.test_size", "task.seed",
-    "rollout.prompt_buckets", "evaluation.temperature",
+    *SAMPLE_SETTINGS, "task.name", "task.prompt", "task.test_file", "task.test_size", "task.seed", "task.file",
+    "task.grading_seconds", "task.grading_workers",
+    "rollout.prompt_buckets", "evaluation.temperature", "evaluation.protocol", "evaluation.tokens_per_step",
+    "evaluation.samples", "evaluation.completion_length",
 )  # fmt: skip
 # Options of a command that decide a setting themselves.
 OVERRULED = {
@@ -48,6 +51,9 @@ def check_settings(
         for option in options:
             if name in OVERRULED[option]:
                 raise UserError(f"--set {name}: {option} decides it already; leave one of them out")
+        decided = section == "sampler" or name in ("task.prompt", "model.attend_to_padding")
+        if decided and "evaluation.protocol" in used and config.evaluation.protocol == "published":
+            raise UserError(f'--set {name}: evaluation.protocol = "published" decides it; leave it out')
         drawn, greedy = config.sampler.temperature, config.evaluation.temperature
         if name == "sampler.temperature" and "evaluation.temperature" in used and drawn != greedy:
             raise UserError(
@@ -68,8 +74,8 @@ def evaluate_run(config: Config, run_dir: Path | None, data: str, out: Path) -> 
     shape = config.mesh.shape(jax.device_count())
     mesh = make_mesh(shape)
     config.validate_batch(row_shards(mesh), shape)
-    with jax.set_mesh(mesh):
-        result, items = Evaluator(setup, examples, mesh).run(answering_policy(config, run_dir, setup, mesh))
+    with jax.set_mesh(mesh), host_grader(setup) as grader:
+        result, items = Evaluator(setup, examples, mesh, grader).run(answering_policy(config, run_dir, setup, mesh))
     source = {"run_dir": str(run_dir)} if run_dir else {"model": config.model.pretrained}
     result |= {"data": data or config.task.test_file or "generated test split", **source}
     write_items(out.with_suffix(".jsonl"), items)

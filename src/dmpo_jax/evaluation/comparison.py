@@ -17,7 +17,7 @@ from dmpo_jax.training.metrics import write_text
 # What may differ between runs of one recipe: seeds, and where they start from.
 APART = {"run": ("seed", "start_from"), "task": ("seed",), "objective": ("teacher",)}
 COLUMNS = (
-    "recipe", "runs", "n", "exact_before", "exact_after", "exact_after_low", "exact_after_high", "gain", "gain_low",
+    "recipe", "runs", "seeds", "n", "exact_before", "exact_after", "exact_after_low", "exact_after_high", "gain", "gain_low",
     "gain_high", "lowest_run", "highest_run", "accuracy_before", "accuracy_after", "cycles", "updates_a_cycle", "cycle_s",
 )  # fmt: skip
 
@@ -28,7 +28,8 @@ class Recipe:
 
     name: str
     runs: tuple[RunFolder, ...]
-    settings: dict
+    settings: dict  # but for the seeds
+    seeds: str = ""  # of the runs, in their order
 
     @property
     def items(self) -> int:
@@ -48,7 +49,7 @@ class Recipe:
         seconds = [r["time/cycle_s"] for run in self.runs for r in run.metrics if "time/cycle_s" in r]
         mean = lambda when: statistics.mean(getattr(run, when).accuracy for run in self.runs)  # noqa: E731
         values = (
-            self.name, len(self.runs), n, before / n, after / n, low, high, (after - before) / n, *gain,
+            self.name, len(self.runs), self.seeds, n, before / n, after / n, low, high, (after - before) / n, *gain,
             min(each), max(each), mean("before"), mean("after"), self.settings["run"]["cycles"],
             self.settings["objective"]["updates"], statistics.median(seconds) if seconds else float("nan"),
         )  # fmt: skip
@@ -57,7 +58,7 @@ class Recipe:
 
 def recipes(run_dirs: list[Path]) -> list[Recipe]:
     """Finished, tested runs by recipe, in the order in which they are given. Raises UserError where there are none."""
-    found: dict[str, list[tuple[RunFolder, dict]]] = {}
+    found: dict[str, list[tuple[RunFolder, dict, str]]] = {}
     for run in read_runs(run_dirs):
         tested = run.before and run.after and run.config and None not in (run.before.exact, run.after.exact)
         if (
@@ -72,22 +73,38 @@ def recipes(run_dirs: list[Path]) -> list[Recipe]:
             settings["run"]["cycles"], settings["objective"]["updates"]
         except (ValueError, KeyError, TypeError):
             continue
+        seed = str(settings["run"].get("seed", "?"))
         for section, keys in APART.items():
             for key in keys:
                 settings.get(section, {}).pop(key, None)
-        found.setdefault(json.dumps(settings, sort_keys=True), []).append((run, settings))
+        found.setdefault(json.dumps(settings, sort_keys=True), []).append((run, settings, seed))
     if not found:
         raise UserError(
             "--tables: none of these runs is finished and tested before and after; give those of dmpo train"
         )
     return [
-        Recipe(_name([run.label for run, _ in members]), tuple(run for run, _ in members), members[0][1])
+        Recipe(
+            _name(members[0][0].label),
+            tuple(run for run, _, _ in members),
+            members[0][1],
+            " ".join(seed for _, _, seed in members),
+        )
         for members in found.values()
     ]
 
 
-def _name(labels: list[str]) -> str:
-    return re.sub(r"[-_]\d+$", "", labels[0]) or labels[0]
+def _name(label: str) -> str:
+    return re.sub(r"[-_]\d+$", "", label) or label
+
+
+HEAD = (
+    "recipe", "seeds", "n", "exact solves before, %", "after, % [95 %]", "gain, points [95 %]", "lowest, highest run",
+    "accuracy before, after, %", "cycles x updates", "s a cycle",
+)  # fmt: skip
+NOTE = (
+    "Intervals are Wilson's (Newcombe's for gains) over the test items of all runs of a recipe taken together; they do not "
+    "cover how runs of other seeds would differ, for which see the lowest and the highest run."
+)
 
 
 def write_tables(run_dirs: list[Path], folder: Path) -> str:
@@ -97,44 +114,48 @@ def write_tables(run_dirs: list[Path], folder: Path) -> str:
     """
     found = recipes(run_dirs)
     lines = [recipe.figures() for recipe in found]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    table = _markdown(lines)
+    rule = "|---|" + "--:|" * (len(HEAD) - 1)
+    table = "\n".join([_row(HEAD), rule, *(_row(cells(line)) for line in lines), "", NOTE, ""])
     try:
-        write_text(folder / "tables.csv", text.getvalue())
+        write_text(folder / "tables.csv", as_csv(lines))
         write_text(folder / "tables.md", table)
-        (folder / "comparison.png").write_bytes(_drawn(found, lines))
+        (folder / "comparison.png").write_bytes(drawn(found, lines))
     except OSError as error:
         raise UserError(f"--tables {folder}: cannot be written ({error.strerror}); give another folder") from None
     return table
 
 
-def _markdown(lines: list[dict]) -> str:
-    percent = lambda x: f"{100 * x:.1f}"  # noqa: E731
-    rows = [
-        "| recipe | runs | exact solves before, % | after, % [95 %] | gain, points [95 %] | lowest, highest run | "
-        "accuracy before, after, % | cycles x updates | s a cycle |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for line in lines:
-        share = {name: percent(value) for name, value in line.items() if isinstance(value, float)}
-        rows.append(
-            f"| {line['recipe']} | {line['runs']} | {share['exact_before']} | "
-            f"{share['exact_after']} [{share['exact_after_low']}, {share['exact_after_high']}] | "
-            f"{100 * line['gain']:+.1f} [{share['gain_low']}, {share['gain_high']}] | "
-            f"{share['lowest_run']}, {share['highest_run']} | {share['accuracy_before']}, {share['accuracy_after']} | "
-            f"{line['cycles']} x {line['updates_a_cycle']} | {line['cycle_s']:.2f} |"
-        )
-    note = (
-        "Intervals are Wilson's (Newcombe's for gains) over the test items of all runs of a recipe taken together; they "
-        "do not cover how runs of other seeds would differ, for which see the lowest and the highest run."
+def _row(values: tuple[str, ...]) -> str:
+    return f"| {' | '.join(values)} |"
+
+
+def as_csv(lines: list[dict]) -> str:
+    """The figures of recipes as a CSV file."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def cells(line: dict) -> tuple[str, ...]:
+    """The figures of a recipe as they are shown under HEAD."""
+    share = {name: f"{100 * value:.1f}" for name, value in line.items() if isinstance(value, float)}
+    return (
+        line["recipe"],
+        line["seeds"],
+        str(line["n"]),
+        share["exact_before"],
+        f"{share['exact_after']} [{share['exact_after_low']}, {share['exact_after_high']}]",
+        f"{100 * line['gain']:+.1f} [{share['gain_low']}, {share['gain_high']}]",
+        f"{share['lowest_run']}, {share['highest_run']}",
+        f"{share['accuracy_before']}, {share['accuracy_after']}",
+        f"{line['cycles']} x {line['updates_a_cycle']}",
+        f"{line['cycle_s']:.2f}",
     )
-    return "\n".join([*rows, "", note, ""])
 
 
-def _drawn(found: list[Recipe], lines: list[dict]) -> bytes:
+def drawn(found: list[Recipe], lines: list[dict]) -> bytes:
     """Left: exact solves before and after, every run a dot. Right: the mean training reward over the rollouts used."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -53,9 +53,9 @@ class PretrainedTokenizer:
             raise UserError(f"the text {text[:40]!r} spells the mask token; only decoding may place it")
         return ids
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a user's question in the chat template, up to where the answer begins."""
-        return self.encode(chat.render(self.template, [{"role": "user", "content": text}]))
+    def encode_prompt(self, text: str, begun: str = "") -> list[int]:
+        """Token ids of a user's question in the chat template, up to where the answer begins, and of how it is `begun`."""
+        return self.encode(chat.render(self.template, [{"role": "user", "content": text}]) + begun)
 
     def decode(self, ids) -> str:
         """Text up to the first token that ends an answer; other special tokens are shown by name."""

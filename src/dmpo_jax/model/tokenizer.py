@@ -72,9 +72,9 @@ class Tokenizer:
                 )
         return ids
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a prompt: the text itself, these tokenizers know no conversations."""
-        return self.encode(text)
+    def encode_prompt(self, text: str, begun: str = "") -> list[int]:
+        """Token ids of a prompt: the text itself, these tokenizers know no conversations; `begun` begins the answer."""
+        return self.encode(text + begun)
 
     def decode(self, ids) -> str:
         """Text up to the first end-of-sequence token; other special tokens are shown by name."""

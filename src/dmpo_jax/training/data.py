@@ -32,13 +32,16 @@ def encode(
     length: int,
     buckets: tuple[int, ...] = (),
     truncation: str = "refuse",
+    begun: str = "",
 ) -> Batch:
     """All examples as one host batch. Demonstrations end with eos and are filled up with it to `length` tokens.
+
+    After its prompt each answer is `begun` with that text.
 
     Raises UserError where a prompt is wider than the widest bucket (unless `truncation` is "left" or "right": then such
     prompts lose tokens on that side, and a line says how many did) or a demonstration leaves no room for eos.
     """
-    prompts = [tokenizer.encode_prompt(e.prompt) for e in examples]
+    prompts = [tokenizer.encode_prompt(e.prompt, begun) for e in examples]
     width = max(max(map(len, prompts)), 1)
     if buckets and width > max(buckets):
         widest = max(buckets)
@@ -69,10 +72,10 @@ def encode(
     return Batch(Prompts(tokens, lengths), demonstration, features)
 
 
-def encoded(examples: list[Example], setup: Setup) -> Batch:
+def encoded(examples: list[Example], setup: Setup, begun: str = "") -> Batch:
     """`encode` with a run's settings."""
     rollout, truncation = setup.config.rollout, setup.config.tokenizer.truncation
-    return encode(examples, setup.tokenizer, rollout.completion_length, rollout.prompt_buckets, truncation)
+    return encode(examples, setup.tokenizer, rollout.completion_length, rollout.prompt_buckets, truncation, begun)
 
 
 def take(data: Batch, index: np.ndarray, buckets: tuple[int, ...] = ()) -> Batch:

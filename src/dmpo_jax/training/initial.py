@@ -78,11 +78,16 @@ def _stored(params: Any, setup: Setup, mesh: jax.sharding.Mesh) -> Any:
 
 
 def policy_of_run(run_dir: Path, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
-    """(base, params) of a run folder's newest checkpoint. Raises UserError when it has none, or its base is gone."""
+    """(base, params) of a run folder's newest checkpoint, or of its best where `evaluation.select` says so.
+
+    Raises UserError when it has none, or its base is gone.
+    """
     setup = make_setup(run_folder.read_config(run_dir))
+    best = setup.config.evaluation.select == "best"
     if not setup.config.lora.rank:
         shapes = jax.eval_shape(lambda: init_params(jax.random.key(0), setup.model))
-        return None, load_params(run_dir, shapes, param_shardings(setup.model, mesh))
+        return None, load_params(run_dir, shapes, param_shardings(setup.model, mesh), best=best)
     shapes = jax.eval_shape(lambda: init_adapters(jax.random.key(0), setup.config.lora, setup.model))
-    params = load_params(run_dir, shapes, shardings(adapter_specs(setup.config.lora, setup.model), mesh))
+    place = shardings(adapter_specs(setup.config.lora, setup.model), mesh)
+    params = load_params(run_dir, shapes, place, best=best)
     return initial_policy(setup, mesh)[0], params

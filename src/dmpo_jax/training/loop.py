@@ -25,7 +25,9 @@ from dmpo_jax.training import run_folder
 from dmpo_jax.training.alarms import Alarms
 from dmpo_jax.training.checkpoint import Checkpoints
 from dmpo_jax.training.cycle import Record, empty_replay, make_cycle
-from dmpo_jax.training.data import Batches, encoded, place
+from dmpo_jax.training.data import Batch, Batches, encoded, place
+from dmpo_jax.training.host_cycle import Cycle, compile_host_cycle
+from dmpo_jax.training.host_grading import HostGrader, host_grader
 from dmpo_jax.training.initial import check_start, initial_policy
 from dmpo_jax.training.loggers import Loggers
 from dmpo_jax.training.metrics import JsonLines, NoLines, Progress, write_text
@@ -58,31 +60,33 @@ def train(config: Config, run_dir: Path) -> int:
         read = {"training": distributed.fingerprint(data), "held-out": distributed.fingerprint(held_out)}
         distributed.compare("data", {f"its {name} data": found for name, found in read.items()})
     run_folder.claim_together(run_dir, config)
-    with jax.set_mesh(mesh), Watchdog(config.run.watchdog) as watchdog:
-        evaluators = Evaluator(setup, validation, mesh), Evaluator(setup, test, mesh) if test else None
-        return _Run(setup, mesh, run_dir, examples, data, *evaluators, watchdog).go()
+    with jax.set_mesh(mesh), Watchdog(config.run.watchdog) as watchdog, host_grader(setup) as grader:
+        evaluators = Evaluator(setup, validation, mesh, grader), Evaluator(setup, test, mesh, grader) if test else None
+        return _Run(setup, mesh, run_dir, examples, data, *evaluators, watchdog, grader).go()
 
 
 class _Run:
     """One process's pass through a run."""
 
     def __init__(
-        self, setup: Setup, mesh, run_dir: Path, examples, data, validation, test: Evaluator | None, watchdog: Watchdog
-    ):
+        self, setup: Setup, mesh, run_dir: Path, examples, data, validation, test: Evaluator | None, watchdog: Watchdog,
+        grader: HostGrader | None,
+    ):  # fmt: skip
         self.setup, self.config, self.mesh, self.run_dir = setup, setup.config, mesh, run_dir
         self.examples, self.validation, self.test, self.watchdog = examples, validation, test, watchdog
         self.batches = Batches(
             data, self.config.rollout.prompts, self.config.run.seed, self.config.rollout.prompt_buckets
         )
-        self.program = jax.jit(make_cycle(setup), donate_argnums=0)
-        self.compiled: dict[int, Any] = {}
+        self.grader = grader
+        self.compiled: dict[int, Cycle] = {}
         self.compile_seconds = 0.0
         self.stop = False
         self.validated: dict[str, Any] | None = None  # the newest validation's result
         self.alarms = Alarms()
 
     def go(self) -> int:
-        self.checkpoints = Checkpoints(self.run_dir, self.config.checkpoint)
+        self.best = self.config.evaluation.select == "best"
+        self.checkpoints = Checkpoints(self.run_dir, self.config.checkpoint, best=self.best)
         state, done, self.seconds = self._start()
         self.started = time.monotonic()
         lines = JsonLines if distributed.is_main() else NoLines
@@ -94,8 +98,8 @@ class _Run:
         try:
             with distributed.ending_together():
                 if self.saved is None:
-                    self._evaluate_before(state)
-                    self._save(0, state)  # finds a folder that cannot be written before hours are spent
+                    # Saving finds a folder that cannot be written before hours are spent.
+                    self._save(0, state, self._evaluate_before(state))
                 state, done = self._cycles(state, done)
                 if done == self.config.run.cycles and not distributed.decide("finished", self._finished()):
                     self._finish(state)
@@ -161,12 +165,12 @@ class _Run:
                     self._log(*pending)
                 pending = (done, record)
                 evaluate = done == total or (self.config.evaluation.every and done % self.config.evaluation.every == 0)
-                save = done == total or done % self.config.checkpoint.every == 0
+                save = done == total or done % self.config.checkpoint.every == 0 or (evaluate and self.best)
                 if evaluate or save:
                     self._log(*pending, validate=state if evaluate else None)
                     pending = None
                 if save:
-                    self._save(done, state)
+                    self._save(done, state, self.validated if evaluate else None)
         if pending:
             self._log(*pending)
         if self.saved != done:
@@ -177,15 +181,22 @@ class _Run:
         return number // (1 + self.config.rollout.staleness)
 
     def _dispatch(self, state: State, number: int) -> tuple[State, Record]:
-        batch = place(self.batches[self._rollout_number(number)], self.mesh)
+        host_batch = self.batches[self._rollout_number(number)]
+        batch = place(host_batch, self.mesh)
         width = batch.prompts.tokens.shape[1]
         if width not in self.compiled:
             start = time.monotonic()
-            self.compiled[width] = self.program.lower(state, batch).compile()
+            self.compiled[width] = self._compile(state, batch)
             self.compile_seconds += time.monotonic() - start
             self.clock = time.monotonic()
             self.watchdog.done("a compilation")
-        return self.compiled[width](state, batch)
+        return self.compiled[width](state, batch, host_batch.features, number)
+
+    def _compile(self, state: State, batch: Batch) -> Cycle:
+        if self.grader and self.setup.objective.ROLLOUT:
+            return compile_host_cycle(self.setup, self.mesh, self.grader, state, batch)
+        program = jax.jit(make_cycle(self.setup), donate_argnums=0).lower(state, batch).compile()
+        return lambda state, batch, features, number: program(state, batch)
 
     def _log(self, cycle: int, record: Record, validate: State | None = None) -> None:
         metrics = {name: float(value) for name, value in jax.device_get(record.metrics).items()}
@@ -242,30 +253,37 @@ class _Run:
             self.validated, _ = self._evaluate(self.validation, state)
         return {"eval/accuracy": self.validated["accuracy"], "eval/exact": self.validated["exact"]}
 
-    def _save(self, cycle: int, state: State) -> None:
+    def _save(self, cycle: int, state: State, validation: dict[str, Any] | None = None) -> None:
         self.metrics.flush()
         self.samples.flush()
         seconds = self.seconds + time.monotonic() - self.started
         meta = {"cycle": cycle, "seconds": seconds, "config": self.config.to_toml(), "digest": self.config.digest()}
         meta |= self.frozen
         with jax.transfer_guard("allow"):
-            self.checkpoints.save(cycle, state, meta)
+            known = validation and {name: validation[name] for name in ("exact", "accuracy")}
+            self.checkpoints.save(cycle, state, meta, known if self.best else None)
         self.saved, self.clock = cycle, time.monotonic()
         self.watchdog.done("a save")
 
-    def _evaluate_before(self, state: State) -> None:
+    def _evaluate_before(self, state: State) -> dict[str, Any]:
         validation, _ = self._evaluate(self.validation, state)
         before = {"validation_before": validation}
         distributed.say(f"before: validation exact {validation['exact']:.3f}, accuracy {validation['accuracy']:.3f}")
         if self.test:
             before["test_before"], items = self._evaluate(self.test, state)
-        if not distributed.is_main():
-            return
-        if self.test:
-            write_items(self.run_dir / "eval" / "before.jsonl", items)
-        write_text(self.run_dir / "eval" / "before.json", json.dumps(before, indent=1))
+        if distributed.is_main():
+            if self.test:
+                write_items(self.run_dir / "eval" / "before.jsonl", items)
+            write_text(self.run_dir / "eval" / "before.json", json.dumps(before, indent=1))
+        return validation
 
     def _finish(self, state: State) -> None:
+        selected = self.checkpoints.selected
+        if selected != self.config.run.cycles:
+            distributed.say(f"best validation: after cycle {selected}")
+            place = jax.tree.map(lambda x: x.sharding, state.params)
+            state = state.replace(params=self.checkpoints.restore_params(state.params, place))
+            self.validated = None  # it was that of the last cycle
         after = {"validation_after": self.validated or self._evaluate(self.validation, state)[0]}
         if self.test:
             after["test_after"], items = self._evaluate(self.test, state)
@@ -275,6 +293,7 @@ class _Run:
         summary: dict[str, Any] = {
             "status": "done",
             "cycles": self.config.run.cycles,
+            "selected_cycle": selected,
             "updates": self.config.run.cycles * self.config.objective.updates,
             "seconds": self.seconds + time.monotonic() - self.started,
             "compile_seconds": self.compile_seconds,
