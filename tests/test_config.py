@@ -7,7 +7,8 @@ from dmpo_jax.config import Config, load_config, resolve
 from dmpo_jax.errors import UserError
 from dmpo_jax.objectives import OBJECTIVES
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.toml"))
+RECIPES = Path(__file__).parents[1] / "configs"
+CONFIGS = sorted(path for path in RECIPES.rglob("*.toml") if path.parent.name not in ("published", "reproduce"))
 
 
 def test_defaults_are_valid_and_survive_a_round_trip():

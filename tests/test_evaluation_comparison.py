@@ -12,7 +12,8 @@ from dmpo_jax.evaluation.intervals import newcombe, wilson
 
 
 def make_run(folder, solved, seed=0, n=200, updates=4, reward=0.5):
-    folder.mkdir()
+    """A finished run folder with so many exact solves before and after."""
+    folder.mkdir(parents=True)
     run = f"[run]\nseed = {seed}\ncycles = 2\nstart_from = 'base-{seed}'\n"
     config = f"{run}[task]\nseed = {seed}\n[objective]\nupdates = {updates}\n"
     (folder / "config.toml").write_text(config)
@@ -29,17 +30,17 @@ def test_seeds_of_a_recipe_are_pooled(tmp_path):
     runs.append(make_run(tmp_path / "dmpo+more-0", (40, 60), updates=8))
     write_tables(runs, tmp_path / "out")
     lines = list(csv.DictReader((tmp_path / "out" / "tables.csv").open()))
-    assert [(line["recipe"], line["runs"], line["n"]) for line in lines] == [
-        ("dmpo", "2", "400"),
-        ("dmpo+more", "1", "200"),
+    assert [(line["recipe"], line["runs"], line["seeds"], line["n"]) for line in lines] == [
+        ("dmpo", "2", "0 1", "400"),
+        ("dmpo+more", "1", "0", "200"),
     ]
-    first = {key: float(value) for key, value in lines[0].items() if key != "recipe"}
+    first = {key: float(value) for key, value in lines[0].items() if key not in ("recipe", "seeds")}
     assert (first["exact_before"], first["exact_after"], first["gain"]) == pytest.approx((0.2, 0.625, 0.425))
     assert (first["lowest_run"], first["highest_run"], first["cycle_s"]) == (0.6, 0.65, 2.5)
     assert (first["exact_after_low"], first["exact_after_high"]) == pytest.approx(wilson(250, 400))
     assert (first["gain_low"], first["gain_high"]) == pytest.approx(newcombe(250, 400, 80, 400))
     table = (tmp_path / "out" / "tables.md").read_text()
-    assert "| dmpo | 2 | 20.0 | 62.5 [57.7, 67.1] | +42.5 [" in table and "| 2 x 8 |" in table
+    assert "| dmpo | 0 1 | 400 | 20.0 | 62.5 [57.7, 67.1] | +42.5 [" in table and "| 2 x 8 |" in table
     assert (tmp_path / "out" / "comparison.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -55,7 +56,7 @@ def test_what_is_not_finished_or_not_readable_is_left_out(tmp_path):
 def test_the_command_writes_the_page_and_the_tables(tmp_path, capsys):
     run = make_run(tmp_path / "dmpo-0", (40, 120))
     assert cli.main(["report", str(run), "--out", str(tmp_path / "r.html"), "--tables", str(tmp_path / "t")]) == 0
-    assert "| dmpo | 1 | 20.0 | 60.0 [" in capsys.readouterr().out and (tmp_path / "r.html").exists()
+    assert "| dmpo | 0 | 200 | 20.0 | 60.0 [" in capsys.readouterr().out and (tmp_path / "r.html").exists()
     (tmp_path / "file").write_text("")
     assert cli.main(["report", str(run), "--out", str(tmp_path / "r.html"), "--tables", str(tmp_path / "file")]) == 2
     assert "--tables" in capsys.readouterr().err

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 from dmpo_jax.config import resolve
+from dmpo_jax.grading.pool import GraderPool
 from dmpo_jax.objectives import OBJECTIVES
 from dmpo_jax.parallel.mesh import make_mesh
+from dmpo_jax.tasks import get_task
 from dmpo_jax.training.cycle import make_cycle
 from dmpo_jax.training.data import Batches, encode, place
 from dmpo_jax.training.setup import make_setup
@@ -33,7 +36,7 @@ def test_the_library_example_runs(tmp_path):
 
 def test_an_objective_of_ones_own_trains(tmp_path, monkeypatch):
     """The file of the README, registered by its name, through the configuration and the one program."""
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
     (tmp_path / "best_of_group.py").write_text(BLOCKS[1])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(OBJECTIVES, "best_of_group", importlib.import_module("best_of_group"))
@@ -57,6 +60,19 @@ def test_an_objective_of_ones_own_trains(tmp_path, monkeypatch):
         state, record = jax.jit(make_cycle(setup))(state, batch)
     assert record.metrics["loss"] > 0 and record.metrics["reward/best"] >= record.metrics["reward/mean"]
     assert not np.array_equal(state.params["head"], before["head"])
+
+
+def test_a_task_of_ones_own_grades(tmp_path):
+    (tmp_path / "sums.py").write_text(BLOCKS[2])
+    config = resolve({"task": {"name": "own", "file": str(tmp_path / "sums.py"), "grading_seconds": 20.0}}).task
+    task = get_task("own", config)
+    train, validation, test = (task.examples(config, split) for split in ("train", "validation", "test"))
+    assert len(validation) >= 256 and len(test) == 200 and len(train) + len(validation) == 2000
+    assert task.components == ("reward", "correct")
+    texts = [test[0].truth, f" {test[0].truth} ", "7 apples", "1000"]
+    with GraderPool(task.worker, config.grading_seconds, workers=1) as pool:
+        verdicts = pool.grade([task.request(text, test[0].features) for text in texts])
+    assert [v.values["reward"] for v in verdicts] == [1.0, 1.0, 0.0, pytest.approx(0.1)]
 
 
 def test_the_readme_names_files_that_exist():
