@@ -136,11 +136,9 @@ def test_training_leaves_out_what_is_tested_and_validated(tmp_path):
 
     own = dataclasses.replace(config, validation_file=write(tmp_path, jsonl(rows[30:40]), "own"))
     assert (len(prompts(own, "train")), len(prompts(own, "validation"))) == (60, 10)
-    with pytest.raises(UserError, match=r"task\.train_file = .*all its problems are in .*test"):
+    with pytest.raises(UserError, match=r"task\.train_file = .*all its questions are in .*test"):
         math.examples(dataclasses.replace(config, train_file=config.test_file), "train")
-    with pytest.raises(
-        UserError, match=r"task\.validation_size = 70: .* holds 70 problems that are not in the test file"
-    ):
+    with pytest.raises(UserError, match=r"task\.validation_size = 70: .* holds 70 questions outside the test file"):
         math.examples(dataclasses.replace(config, validation_size=70), "train")
     with pytest.raises(UserError, match="data split 'dev'"):
         math.examples(config, "dev")

@@ -13,7 +13,8 @@ from dmpo_jax.training.metrics import write_text
 # Even if text escaped its quoting, the page may run and request nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _MORE = """
-table.numbers .word { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 6rem; }
+table.numbers .word { text-align: left; white-space: normal; min-width: 6rem; }
+table.numbers td.word, table.numbers td.word:first-child { overflow-wrap: break-word; }
 table.numbers th.word { white-space: nowrap; overflow-wrap: normal; }
 table.numbers td { vertical-align: top; }
 body { max-width: 84rem; }

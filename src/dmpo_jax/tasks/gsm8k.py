@@ -16,9 +16,10 @@ import numpy as np
 from dmpo_jax.errors import UserError
 from dmpo_jax.tasks import gsm8k_published, number_device, number_text
 from dmpo_jax.tasks.files import wrong
-from dmpo_jax.tasks.gsm8k_files import SOURCE, Item, held_out, read_items
+from dmpo_jax.tasks.gsm8k_files import SOURCE, read_items
 from dmpo_jax.tasks.gsm8k_published import TRUTH_BYTES
-from dmpo_jax.tasks.task import Example, Features, Task, TaskConfig, check_split
+from dmpo_jax.tasks.question_files import Item, split_items
+from dmpo_jax.tasks.task import Example, Features, Task, TaskConfig
 from dmpo_jax.tasks.text import readable
 
 COMPONENTS = ("reward", "correct", "format")
@@ -79,28 +80,8 @@ def features(truth: str | dict[str, Any]) -> Features:
 
 
 def examples(config: TaskConfig, split: str) -> list[Example]:
-    """The examples of a split's file. Without a validation file, `validation_size` questions of the training file are kept
-    for validation, the same ones whatever the seed, and left out of training.
-
-    Raises `UserError` where a file is not named, cannot be had or is malformed.
-    """
-    check_split(split)
-    carved = split != "test" and not config.validation_file
-    key = "train_file" if carved else f"{split}_file"
-    path = getattr(config, key)
-    if not path:
-        raise UserError(f'task.{key} = "": gsm8k is read from files; {SOURCE}: get them and name one here')
-    if not carved:
-        return read(path, config)
-    items = read_items(path)
-    held = held_out([item.question for _, item in items], config.validation_size)
-    if all(held):
-        raise UserError(
-            f"task.validation_size = {config.validation_size}: {path} holds {len(items)} questions and some must be left "
-            "to train on; set it lower, or name a task.validation_file"
-        )
-    kept = [item for item, is_held in zip(items, held, strict=True) if is_held == (split == "validation")]
-    return _examples(path, kept, config)
+    """The examples of a split's file, as `question_files.split_items` divides them. Raises `UserError` as that does."""
+    return _examples(*split_items(config, split, read_items, SOURCE), config)
 
 
 def read(path: str, config: TaskConfig) -> list[Example]:

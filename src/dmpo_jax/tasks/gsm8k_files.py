@@ -7,9 +7,7 @@
 from typing import Any
 
 from dmpo_jax.tasks import question_files
-from dmpo_jax.tasks.question_files import Form, Item, held_out, text_of
-
-__all__ = ["SOURCE", "Item", "held_out", "read_items"]
+from dmpo_jax.tasks.question_files import Form, Item, text_of
 
 SOURCE = (
     "train.jsonl and test.jsonl are at https://github.com/openai/grade-school-math, "

@@ -14,9 +14,9 @@ import numpy as np
 from dmpo_jax.errors import UserError
 from dmpo_jax.grading import math_grader, math_published
 from dmpo_jax.tasks.files import wrong
-from dmpo_jax.tasks.math_files import SOURCE, key, read_items
-from dmpo_jax.tasks.question_files import Item, held_out
-from dmpo_jax.tasks.task import Example, Features, Task, TaskConfig, check_split
+from dmpo_jax.tasks.math_files import SOURCE, read_items
+from dmpo_jax.tasks.question_files import Item, split_items
+from dmpo_jax.tasks.task import Example, Features, Task, TaskConfig
 
 COMPONENTS = math_grader.COMPONENTS
 TRUTH_BYTES = 256
@@ -65,35 +65,8 @@ def truth_of(features: Features) -> str:
 
 
 def examples(config: TaskConfig, split: str) -> list[Example]:
-    """The examples of a split's file. Without a validation file, `validation_size` problems of the training file are kept for
-    validation, the same ones whatever the seed. Of the training file, problems in the test or validation file are left out.
-
-    Raises `UserError` where a file is not named, cannot be had or is malformed, or nothing is left to train on.
-    """
-    check_split(split)
-    carved = split != "test" and not config.validation_file
-    name = "train_file" if carved else f"{split}_file"
-    path = getattr(config, name)
-    if not path:
-        raise UserError(f'task.{name} = "": math is read from files; {SOURCE}: get them and name one here')
-    if name != "train_file":
-        return read(path, config)
-    others = [file for file in (config.test_file, config.validation_file) if file]
-    known = {key(item.question) for file in others for _, item in read_items(file)}
-    items = [(line, item) for line, item in read_items(path) if key(item.question) not in known]
-    if not items:
-        raise UserError(
-            f"task.train_file = {path!r}: all its problems are in {' and '.join(others)}; name a file with others"
-        )
-    if carved:
-        held = held_out([item.question for _, item in items], config.validation_size)
-        if all(held):
-            raise UserError(
-                f"task.validation_size = {config.validation_size}: {path} holds {len(items)} problems that are not in the "
-                "test file, and some must be left to train on; set it lower, or name a task.validation_file"
-            )
-        items = [item for item, is_held in zip(items, held, strict=True) if is_held == (split == "validation")]
-    return _examples(path, items, config)
+    """The examples of a split's file, as `question_files.split_items` divides them. Raises `UserError` as that does."""
+    return _examples(*split_items(config, split, read_items, SOURCE), config)
 
 
 def read(path: str, config: TaskConfig) -> list[Example]:

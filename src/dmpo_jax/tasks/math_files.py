@@ -27,11 +27,6 @@ def read_items(path: str) -> list[tuple[int, Item]]:
     return question_files.read_items(path, _FORM)
 
 
-def key(question: str) -> str:
-    """What two spellings of one problem share: it without blanks."""
-    return "".join(question.split())
-
-
 def _item(row: dict[str, Any]) -> Item | None:
     question, solution, truth = text_of(row, "problem"), text_of(row, "solution") or "", text_of(row, "answer")
     if truth is None and row.get("answer") in (None, ""):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from dmpo_jax.errors import UserError
 from dmpo_jax.tasks.files import exists, read_lines, wrong
+from dmpo_jax.tasks.task import TaskConfig, check_split
 
 
 class Item(NamedTuple):
@@ -40,6 +41,44 @@ def read_items(path: str, form: Form) -> list[tuple[int, Item]]:
     if not items:
         raise UserError(f"{path}: holds no questions, expected a row after the header; {form.source}")
     return items
+
+
+def split_items(
+    config: TaskConfig, split: str, read: Callable[[str], list[tuple[int, Item]]], source: str
+) -> tuple[str, list[tuple[int, Item]]]:
+    """The file of a split, and its (line number, item)s. Without a validation file, `validation_size` questions of the training
+    file are kept for validation, the same ones whatever the seed. Questions of the test or validation file are not trained on.
+
+    Raises `UserError` where a file is not named, cannot be had or is malformed, or nothing is left to train on.
+    """
+    check_split(split)
+    carved = split != "test" and not config.validation_file
+    name = "train_file" if carved else f"{split}_file"
+    path = getattr(config, name)
+    if not path:
+        raise UserError(f'task.{name} = "": {config.name} is read from files; {source}: get them and name one here')
+    if name != "train_file":
+        return path, read(path)
+    others = [file for file in (config.test_file, config.validation_file) if file]
+    known = {_letters(item.question) for file in others for _, item in read(file)}
+    items = [(line, item) for line, item in read(path) if _letters(item.question) not in known]
+    if not items:
+        where = " and ".join(others)
+        raise UserError(f"task.train_file = {path!r}: all its questions are in {where}; name a file with others")
+    if carved:
+        held = held_out([item.question for _, item in items], config.validation_size)
+        if all(held):
+            raise UserError(
+                f"task.validation_size = {config.validation_size}: {path} holds {len(items)} questions outside the test file "
+                "and some must be left to train on; set it lower, or name a task.validation_file"
+            )
+        items = [item for item, is_held in zip(items, held, strict=True) if is_held == (split == "validation")]
+    return path, items
+
+
+def _letters(question: str) -> str:
+    """What two spellings of one question share: it without blanks."""
+    return "".join(question.split())
 
 
 def held_out(questions: list[str], count: int) -> list[bool]:
