@@ -57,9 +57,11 @@ def test_the_small_list_trains_every_method_and_the_variants_of_the_claims():
         "bench-dual",
     ]
     settings = dict(SMALL.run("dmpo+reuse24+none").settings)
-    assert settings == {
-        "run.start_from": "{pretrain}", "objective.updates": 24, "run.cycles": 16, "objective.baseline": "none"
-    }  # fmt: skip
+    assert settings == {"run.start_from": "{pretrain}", "objective.updates": 24, "objective.baseline": "none"}
+    rollouts = {
+        load_config(run.config).run.cycles for run in SMALL.runs if run.kind == "train" and "pretrain" in run.needs
+    }
+    assert rollouts == {16}  # one budget for all
     assert {claim.kind for claim in SMALL.claims} == {"baseline", "reuse", "cache"}
 
 
