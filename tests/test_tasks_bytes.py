@@ -148,7 +148,7 @@ def test_matches_finds_every_place():
     assert not bytes.matches(jnp.array([list(b"ab")], jnp.uint8), b"abc").any()
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.grade_bytes])
 def test_graders_run_inside_shard_map(name):
     """Each device grades its rows; the result equals that of one program over all rows."""
     task = TASKS[name]
