@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from dmpo_jax.errors import UserError
+from dmpo_jax.evaluation import verdicts
 from dmpo_jax.evaluation.generations import MAX_CHARACTERS, read_generations
 from dmpo_jax.evaluation.intervals import wilson
 from dmpo_jax.evaluation.reasons import NO_TRUTH, OTHER, REASONS
 from dmpo_jax.evaluation.regrade import regrade
-from dmpo_jax.evaluation.verdicts import answer_key, judge, published_right, solved, with_end
+from dmpo_jax.evaluation.verdicts import answer_key, judge, solved, with_end
 from dmpo_jax.tasks import TaskConfig, countdown, get_task, gsm8k, math, sudoku
 from dmpo_jax.tasks.sudoku_grids import completions, grids
 
@@ -140,13 +141,13 @@ def test_verdicts_and_reasons(task):
         features = TASKS[task].features(truth)
         found = judge(task, text, features)
         assert (found.published.right, found.strict.right, found.reason) == (published, strict, reason), (text, found)
-        assert published_right(task, text, features) == published
+        assert verdicts.TASKS[task].published(text, features)[0] == published
     reached = {reason for *_, reason in CASES[task] if reason}
     assert reached == set(REASONS[task]) - {OTHER, NO_TRUTH}
 
 
 def test_other_tasks_have_no_published_verdict():
-    assert published_right("own", "x", {}) is None
+    assert "own" not in verdicts.TASKS
     with pytest.raises(
         UserError, match=r'task\.name = "own": answers of countdown, gsm8k, math, sudoku can be graded anew'
     ):

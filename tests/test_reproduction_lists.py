@@ -21,7 +21,7 @@ from dmpo_jax.planning.programs import abstract_batch, abstract_state
 from dmpo_jax.reproduction import estimate, refresh
 from dmpo_jax.reproduction.__main__ import main
 from dmpo_jax.reproduction.manifest import read_manifest
-from dmpo_jax.reproduction.published import per_length, read_published
+from dmpo_jax.reproduction.published import read_published
 from dmpo_jax.reproduction.reading import as_options, filled
 from dmpo_jax.reproduction.steps import Wanted, select, steps_of
 from dmpo_jax.reproduction.targets import TARGETS, make_target
@@ -42,6 +42,11 @@ def in_the_repository(monkeypatch):
     monkeypatch.chdir(ROOT)
     for key in ("JAX_NUM_CPU_DEVICES", "DMPO", "GKE_IMAGE", "GKE_BUCKET", "TPU_BUCKET"):
         monkeypatch.delenv(key, raising=False)
+
+
+def per_length(row, task, lengths=("128", "256", "512")):
+    """The numbers of a published row at these lengths; None where it has none."""
+    return [row.values.get((task, length)) for length in lengths]
 
 
 # ---- the lists

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from test_evaluation_comparison import make_run
 
-from dmpo_jax.evaluation.comparison import recipes
+from dmpo_jax.evaluation.comparison import comma_separated, recipes
 from dmpo_jax.evaluation.intervals import newcombe, wilson
 from dmpo_jax.reproduction import claims
 from dmpo_jax.reproduction.__main__ import main
-from dmpo_jax.reproduction.document import Table, as_html, comma_separated, markdown
+from dmpo_jax.reproduction.document import Table, as_html, markdown
 from dmpo_jax.reproduction.large_tables import write_large
 from dmpo_jax.reproduction.manifest import Claim, read_manifest
 from dmpo_jax.reproduction.published import read_published

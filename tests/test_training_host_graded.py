@@ -11,12 +11,14 @@ from test_training_cycle import assert_same, batches_of, run, setup_of
 from dmpo_jax.cli import main
 from dmpo_jax.config import resolve
 from dmpo_jax.errors import UserError
+from dmpo_jax.evaluation.evaluate import Evaluator
 from dmpo_jax.parallel.mesh import make_mesh
 from dmpo_jax.tasks import get_task
 from dmpo_jax.training.cycle import empty_replay
 from dmpo_jax.training.data import place
 from dmpo_jax.training.host_cycle import compile_host_cycle
-from dmpo_jax.training.host_grading import Graded
+from dmpo_jax.training.host_grading import Graded, host_grader
+from dmpo_jax.training.setup import make_setup
 from dmpo_jax.training.state import fresh_state
 
 
@@ -168,6 +170,23 @@ def test_math_trains_with_verdicts_from_worker_processes(own, tmp_path):
     assert {"reward/correct", "reward/format", "grader/failed"} <= line.keys() and line["grader/failed"] == 0
     summary = json.loads((own / "run" / "summary.json").read_text())
     assert summary["validation_after"]["n"] == 4 and summary["validation_after"]["published"]["of"] == 4
+
+
+def test_the_strict_verdict_does_not_follow_the_published_reward(tmp_path):
+    (tmp_path / "math.jsonl").write_text('{"problem": "Half?", "answer": "0.5"}\n')
+    task = {"name": "math", "reward": "published", "test_file": str(tmp_path / "math.jsonl"), "grading_seconds": 60.0}
+    sizes = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_mlp": 16}
+    rollout = {"completion_length": 32}
+    config = resolve({"task": task, "model": sizes, "rollout": rollout, "tokenizer": {"kind": "byte"},
+                      "sampler": {"steps": 8}, "evaluation": {"batch": 1}})  # fmt: skip
+    setup, mesh = make_setup(config), make_mesh((1, 1, 1), jax.devices()[:1])
+    examples = setup.task.examples(config.task, "test")
+    with host_grader(setup) as grader:
+        evaluator = Evaluator(setup, examples, mesh, grader)
+        (graded,) = evaluator._graded([r"\boxed{\frac{2}{4}}"], np.zeros(1))
+        assert graded["correct"] == 0  # as text it is not 0.5
+        (verdict,) = evaluator._verdicts([r"\boxed{\frac{2}{4}}"], np.array([False]), [graded])
+    assert (verdict.published.right, verdict.strict.right) == (0, 1)
 
 
 def test_validation_questions_are_not_trained_on(own):

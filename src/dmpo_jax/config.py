@@ -1,7 +1,6 @@
 """Configuration: TOML into frozen dataclasses, with unknown keys refused and every section checked before device work."""
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import types
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dmpo_jax.diffusion.sampler import SamplerConfig
-from dmpo_jax.errors import UserError, shown
+from dmpo_jax.errors import UserError, nearest, shown
 from dmpo_jax.evaluation.protocol import EvaluationConfig, check_protocol, for_evaluation, length_of, sampler_for
 from dmpo_jax.model.chat import TEMPLATES
 from dmpo_jax.model.checkpoint_folder import TOKENIZER_KEY, locate, model_of
@@ -307,7 +306,7 @@ def resolve(tables: dict, overrides: typing.Sequence[str] = ()) -> Config:
     sections = {}
     for name, table in tables.items():
         if name not in known:
-            raise UserError(f"[{name}]: no such section{_nearest(name, known)}")
+            raise UserError(f"[{name}]: no such section{nearest(name, known)}")
         if not isinstance(table, dict):
             raise UserError(f"{name} = {shown(table)}: expected a section [{name}]")
         kind = _objective(table) if name == "objective" else known[name].type
@@ -341,7 +340,7 @@ def _objective(table: dict) -> type:
     name = table.get("name", "dmpo")
     if not isinstance(name, str) or name not in OBJECTIVES:
         raise UserError(
-            f"objective.name = {shown(name)}: expected one of {', '.join(OBJECTIVES)}{_nearest(shown(name), OBJECTIVES)}"
+            f"objective.name = {shown(name)}: expected one of {', '.join(OBJECTIVES)}{nearest(shown(name), OBJECTIVES)}"
         )
     return OBJECTIVES[name].Config
 
@@ -351,7 +350,7 @@ def _build(section: str, kind: type, table: dict):
     values = {}
     for key, value in table.items():
         if key not in fields:
-            raise UserError(f"{section}.{key}: no such key{_nearest(key, fields)}")
+            raise UserError(f"{section}.{key}: no such key{nearest(key, fields)}")
         values[key] = _typed(f"{section}.{key}", value, fields[key].type)
     return kind(**values)
 
@@ -369,8 +368,3 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
     if type(value) is not kind:
         raise UserError(f"{key} = {shown(value)}: expected {kind.__name__}, found {type(value).__name__}")
     return value
-
-
-def _nearest(name: str, known: typing.Iterable[str]) -> str:
-    close = difflib.get_close_matches(name[:80], list(known), 1)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"

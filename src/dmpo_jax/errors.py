@@ -1,6 +1,8 @@
 """The one error a user can cause, and how the line about it is written."""
 
+import difflib
 import reprlib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -37,6 +39,15 @@ def shown(value: Any) -> str:
     except ValueError:  # Python spells no number that long
         return "a number of thousands of digits"
     return text if len(text) <= 100 else text[:100] + "..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the known one nearest to it, or some of them all."""
+    known = list(known)
+    close = difflib.get_close_matches(name[:80], known, 1)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; known: {', '.join(known[:40])}{', ...' if len(known) > 40 else ''}"
 
 
 _SHORT = reprlib.Repr()

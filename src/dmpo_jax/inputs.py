@@ -37,6 +37,14 @@ def read_regular(path: str | Path, most: int) -> bytes:
     return Path(path).read_bytes()
 
 
+def json_or_none(path: str | Path) -> dict[str, Any] | None:
+    """As `read_json`; None where it raises, for files that another program may not have finished."""
+    try:
+        return read_json(path)
+    except UserError:
+        return None
+
+
 def read_json(path: str | Path, remedy: str = "", most: int = 50_000_000) -> dict[str, Any]:
     """An object from a JSON file. Raises UserError, with the remedy, where it is absent, too large or no such thing."""
     after = f"; {remedy}" if remedy else ""

@@ -7,6 +7,7 @@ import json
 import re
 import statistics
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from dmpo_jax.errors import UserError
@@ -117,7 +118,7 @@ def write_tables(run_dirs: list[Path], folder: Path) -> str:
     rule = "|---|" + "--:|" * (len(HEAD) - 1)
     table = "\n".join([_row(HEAD), rule, *(_row(cells(line)) for line in lines), "", NOTE, ""])
     try:
-        write_text(folder / "tables.csv", as_csv(lines))
+        write_text(folder / "tables.csv", comma_separated(COLUMNS, lines))
         write_text(folder / "tables.md", table)
         (folder / "comparison.png").write_bytes(drawn(found, lines))
     except OSError as error:
@@ -129,10 +130,10 @@ def _row(values: tuple[str, ...]) -> str:
     return f"| {' | '.join(values)} |"
 
 
-def as_csv(lines: list[dict]) -> str:
-    """The figures of recipes as a CSV file."""
+def comma_separated(columns: Sequence[str], lines: Sequence[dict]) -> str:
+    """A CSV file; what a line lacks is empty."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()

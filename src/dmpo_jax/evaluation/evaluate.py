@@ -83,9 +83,7 @@ class Evaluator:
         texts = [self._setup.tokenizer.decode(ids) for ids in completion]
         ended = np.isin(completion, self._setup.tokenizer.end_ids).any(axis=1)
         components = self._graded(texts, device)
-        features = [example.features for example in self._examples]
-        known = components if self._grader else [None] * len(texts)
-        verdicts = judge_all(self._setup.task.name, texts, ended, features, known)
+        verdicts = self._verdicts(texts, ended, components)
         items = []
         for example, text, nfe, graded, end, verdict in zip(
             self._examples, texts, forwards, components, ended, verdicts, strict=True
@@ -113,6 +111,12 @@ class Evaluator:
             {name: float(value[i]) for name, value in components.items()} | ({"no_verdict": why} if why else {})
             for i, why in enumerate(found.failures)
         ]
+
+    def _verdicts(self, texts: list[str], ended: np.ndarray, components: list[dict[str, Any]]) -> list[Verdicts | None]:
+        """Both verdicts on every text; the strict one anew where the components are of another reward."""
+        task, features = self._setup.task.name, [example.features for example in self._examples]
+        exact = self._setup.config.task.reward == "exact"
+        return judge_all(task, texts, ended, features, components if exact else [None] * len(texts))
 
     def _result(
         self, items: list[dict], verdicts: list[Verdicts | None], completion, forwards, entropy, seconds: float

@@ -76,11 +76,6 @@ def judge(task: str, completion: str, features: Features, components: dict[str, 
     return Verdicts(_verdict(*strict, of), _verdict(*published, of), components, reason)
 
 
-def published_right(task: str, completion: str, features: Features) -> int | None:
-    """The published count alone; None for a task that has no published rule here."""
-    return TASKS[task].published(completion, features)[0] if task in TASKS else None
-
-
 def units(task: str, features: Features) -> int:
     """Of how many units an item is: the blanks of a sudoku, else 1."""
     return int(np.sum(np.asarray(features["puzzle"]) == 0)) if task == "sudoku" else 1

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     try:
         grader = {"math": _math, "own": _own}[kind](*rest)
     except Exception as error:
-        say({"failure": _described(error, rest[0] if rest else "")})
+        say({"failure": _described(error, rest[0])})
         return 1
     _bound_memory()
     say({"ready": True})
@@ -48,11 +48,10 @@ def main(arguments: list[str]) -> int:
         signal.setitimer(signal.ITIMER_REAL, float(seconds) + GRACE)
         try:
             reply = grader(request)
-            text = json.dumps(reply)
         except Exception as error:
-            reply, text = None, json.dumps({"failure": _described(error, rest[0] if rest else "")})
+            reply = {"failure": _described(error, rest[0])}
         signal.setitimer(signal.ITIMER_REAL, 0)
-        print(text, file=answers, flush=True)
+        say(reply)
     return 0
 
 

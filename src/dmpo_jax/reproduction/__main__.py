@@ -164,7 +164,7 @@ def _dry_run(args: argparse.Namespace, manifest: Manifest, wanted: Wanted, steps
     variables = {} if manifest.hardware else environment_of(target, cores)
     place = target.hardware.title if target.hardware else manifest.hardware_note
     print(f"{manifest.path}: {len(steps)} steps in {wanted.out}, {args.jobs} at a time; target {target.name}, {place}")
-    for line in listing(manifest, steps, texts, variables):
+    for line in listing(steps, texts, variables):
         print(line)
     for line in totals(manifest, steps, hours):
         print(line)

@@ -1,9 +1,7 @@
-"""Tables as plain values, and the same ones as Markdown, CSV and HTML."""
+"""Tables as plain values, and the same ones as Markdown and HTML."""
 
-import csv
 import dataclasses
 import html
-import io
 from collections.abc import Sequence
 
 
@@ -30,15 +28,6 @@ def _markdown(table: Table) -> str:
     notes = [f"- {note}" for note in table.notes] if len(table.notes) > 1 else list(table.notes)
     parts = [f"## {table.title}", "\n".join(body), "\n".join(notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def comma_separated(columns: Sequence[str], lines: Sequence[dict]) -> str:
-    """A CSV file; what a line lacks is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
 
 
 def as_html(table: Table) -> str:

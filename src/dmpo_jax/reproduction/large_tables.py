@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dmpo_jax.errors import UserError
-from dmpo_jax.reproduction.document import Table, comma_separated, interval, markdown
+from dmpo_jax.evaluation.comparison import comma_separated
+from dmpo_jax.reproduction.document import Table, interval, markdown
 from dmpo_jax.reproduction.manifest import Manifest, Run
 from dmpo_jax.reproduction.page import write_page
 from dmpo_jax.reproduction.published import ACCURACY, TASKS, Published, Row

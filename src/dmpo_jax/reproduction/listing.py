@@ -19,9 +19,7 @@ def state_of(step: Step) -> str:
     return "to go on" if is_started(step) else "to do"
 
 
-def listing(
-    manifest: Manifest, steps: Sequence[Step], estimates: dict[str, dict[str, str]], variables: dict[str, str]
-) -> Iterator[str]:
+def listing(steps: Sequence[Step], estimates: dict[str, dict[str, str]], variables: dict[str, str]) -> Iterator[str]:
     """Lines of the listing. `estimates`: by configuration, what is known on each hardware; empty for the small scale."""
     prefix = "".join(f"{key}={value} " for key, value in variables.items())
     for step in steps:

@@ -1,10 +1,10 @@
 """What is finished already: told from files, without starting the program that made them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from dmpo_jax.errors import UserError, shown
+from dmpo_jax.inputs import json_or_none
 from dmpo_jax.reproduction.steps import Step
 from dmpo_jax.toml_files import read_extended, read_tables
 
@@ -17,7 +17,7 @@ def is_finished(step: Step) -> bool:
     """Whether the step's last file is there and whole. Raises UserError where it is of other settings than the list's."""
     if step.marked:
         return step.done.is_file()
-    value = _json(step.done)
+    value = json_or_none(step.done)
     if value is None or (step.kind == "train" and value.get("status") != "done"):
         return False
     if step.kind == "train":
@@ -28,14 +28,6 @@ def is_finished(step: Step) -> bool:
 def is_started(step: Step) -> bool:
     """Whether a training left something to go on from."""
     return step.kind == "train" and (step.done.parent / "checkpoints").is_dir()
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _check_settings(step: Step) -> None:

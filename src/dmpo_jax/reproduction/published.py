@@ -6,7 +6,6 @@ the tokens where a paper has no such number: `mean` (over lengths), `best` (of l
 """
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +170,3 @@ def _note(entry: Any, where: str) -> Note:
     note = Note(fields.take("text", str), fields.take("source", str), fields.names("tasks", TASKS, []))
     fields.end()
     return note
-
-
-def per_length(row: Row, task: str, lengths: Sequence[str] = ("128", "256", "512")) -> list[float | None]:
-    """The row's numbers of a task at these lengths; None where it has none."""
-    return [row.values.get((task, length)) for length in lengths]

@@ -1,12 +1,11 @@
 """Strict reading of the data files of this room: every key known, every value of its kind, every error one line."""
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dmpo_jax.errors import UserError, shown
+from dmpo_jax.errors import UserError, nearest, shown
 
 _REQUIRED = object()
 _PLACE = re.compile(r"\{([^{}]*)\}")
@@ -65,15 +64,6 @@ def check_known(where: str, name: str, known: Iterable[str]) -> None:
     known = list(known)
     if name not in known:
         raise UserError(f"{where}: {shown(name)} is not known{nearest(name, known)}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name."""
-    known = list(known)
-    close = difflib.get_close_matches(name[:80], known, 1)
-    if close:
-        return f"; did you mean {close[0]}?"
-    return f"; known: {', '.join(known[:40])}{', ...' if len(known) > 40 else ''}"
 
 
 def settings_of(table: Any, where: str) -> tuple[tuple[str, Any], ...]:

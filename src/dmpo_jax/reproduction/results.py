@@ -1,13 +1,13 @@
 """Our own evaluations as cells of a table: seeds pooled, with intervals. A cell whose evaluation was not run does not exist."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dmpo_jax.evaluation.intervals import wilson
 from dmpo_jax.evaluation.run_folder import number
+from dmpo_jax.inputs import json_or_none
 from dmpo_jax.reproduction.manifest import Manifest, Run
 from dmpo_jax.reproduction.steps import result_of
 
@@ -48,19 +48,17 @@ def cell_of(
 
 def _result(path: Path, length: int, figure: Sequence[str]) -> tuple[float, int] | None:
     """(share, items) of one evaluation's file; None where it is not there, not whole, or of another length."""
-    try:
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    value = json_or_none(path)
+    if value is None or value.get("completion_length") != length:
         return None
-    if not isinstance(value, dict) or value.get("completion_length") != length:
-        return None
-    share, items = number(_at(value, figure)), number(value.get("n"))
+    share, items = number(at(value, figure)), number(value.get("n"))
     if share is None or items is None or not 0 <= share <= 1 or items < 1 or items != int(items):
         return None
     return share, int(items)
 
 
-def _at(value: Any, keys: Sequence[str]) -> Any:
+def at(value: Any, keys: Sequence[str]) -> Any:
+    """What stands in tables within tables under these keys; None where there is no such place."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value

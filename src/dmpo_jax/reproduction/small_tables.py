@@ -1,15 +1,16 @@
 """What `--scale small` ends in: methods and variants compared, and the paper's claims with their verdicts."""
 
-import json
 from pathlib import Path
 
 from dmpo_jax.errors import UserError
 from dmpo_jax.evaluation import comparison
 from dmpo_jax.evaluation.report import write_report
+from dmpo_jax.inputs import json_or_none
 from dmpo_jax.reproduction import claims
-from dmpo_jax.reproduction.document import Table, comma_separated, markdown
+from dmpo_jax.reproduction.document import Table, markdown
 from dmpo_jax.reproduction.manifest import Manifest
 from dmpo_jax.reproduction.page import write_page
+from dmpo_jax.reproduction.results import at
 from dmpo_jax.training.metrics import write_text
 
 CLAIM_COLUMNS = ("claim", "source", "verdict", "figures", "items")
@@ -55,10 +56,10 @@ def write_small(manifest: Manifest, out: Path, seeds: tuple[int, ...], about: li
     files = {name: out / name for name in ("tables.md", "tables.csv", "claims.csv", "comparison.png")}
     try:
         write_text(files["tables.md"], markdown(tables))
-        write_text(files["tables.csv"], comparison.as_csv(lines))
+        write_text(files["tables.csv"], comparison.comma_separated(comparison.COLUMNS, lines))
         rows = [(v.claim.text, v.claim.source, v.verdict, v.figures, v.items or "") for v in verdicts]
         lines_of_claims = [dict(zip(CLAIM_COLUMNS, row, strict=True)) for row in rows]
-        write_text(files["claims.csv"], comma_separated(CLAIM_COLUMNS, lines_of_claims))
+        write_text(files["claims.csv"], comparison.comma_separated(CLAIM_COLUMNS, lines_of_claims))
         files["comparison.png"].write_bytes(picture)
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror}); give another --out") from None
@@ -73,10 +74,7 @@ def _finished(out: Path, name: str, seeds: tuple[int, ...]) -> bool:
 
 def rollout_seconds(out: Path, bench: str) -> float | None:
     """The median seconds of a rollout that a bench measured; None where it has not."""
-    try:
-        value = json.loads((out / f"{bench}.json").read_text(encoding="utf-8"))["phases"]["rollout"]["seconds"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    value = at(json_or_none(out / f"{bench}.json"), ("phases", "rollout", "seconds"))
     return float(value) if type(value) in (int, float) and value > 0 else None
 
 

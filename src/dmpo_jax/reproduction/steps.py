@@ -5,9 +5,9 @@ import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
 
-from dmpo_jax.errors import UserError
+from dmpo_jax.errors import UserError, nearest
 from dmpo_jax.reproduction.manifest import Manifest, Run, Settings
-from dmpo_jax.reproduction.reading import as_options, filled, nearest
+from dmpo_jax.reproduction.reading import as_options, filled
 from dmpo_jax.reproduction.targets import Target
 
 

@@ -19,7 +19,7 @@ from dmpo_jax.tasks.bytes import answer_span, unwrap
 from dmpo_jax.tasks.countdown_files import read_items
 from dmpo_jax.tasks.countdown_items import draw_items, solve, wrong_expression
 from dmpo_jax.tasks.files import wrong
-from dmpo_jax.tasks.task import SPLITS, Example, Features, Task, TaskConfig, check_split
+from dmpo_jax.tasks.task import SPLITS, Example, Features, Task, TaskConfig, check_graded, check_split
 from dmpo_jax.tasks.text import answer_of
 
 COMPONENTS = ("reward", "format")
@@ -165,8 +165,7 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
 
     Raises `UserError` where the numbers of rows and examples differ or are zero.
     """
-    if not rows or len(rows) != len(examples):
-        raise UserError(f"{len(rows)} graded rows for {len(examples)} examples: expected one for each; grade all")
+    check_graded(rows, examples)
     numbers = np.stack([example.features["numbers"] for example in examples]).astype(np.int64)
     target = np.array([example.features["target"] for example in examples])
     sums = numbers[:, :1] * 0

@@ -15,11 +15,10 @@ import numpy as np
 
 from dmpo_jax.errors import UserError
 from dmpo_jax.tasks import gsm8k_published, number_device, number_text
-from dmpo_jax.tasks.files import wrong
 from dmpo_jax.tasks.gsm8k_files import SOURCE, read_items
 from dmpo_jax.tasks.gsm8k_published import TRUTH_BYTES
-from dmpo_jax.tasks.question_files import Item, split_items
-from dmpo_jax.tasks.task import Example, Features, Task, TaskConfig
+from dmpo_jax.tasks.question_files import Item, as_examples, split_items
+from dmpo_jax.tasks.task import Example, Features, Task, TaskConfig, check_graded
 from dmpo_jax.tasks.text import readable
 
 COMPONENTS = ("reward", "correct", "format")
@@ -90,16 +89,9 @@ def read(path: str, config: TaskConfig) -> list[Example]:
 
 
 def _examples(path: str, items: list[tuple[int, Item]], config: TaskConfig) -> list[Example]:
-    result = []
-    for line, item in items:
-        try:
-            arrays = features(item.truth)
-        except UserError:
-            expected = f"a number of at most {MAX_DIGITS} digits after ####"
-            raise wrong(path, line, item.truth, expected, "correct or remove the line") from None
-        prompt = _PROMPTS[config.prompt].format(question=item.question)
-        result.append(Example(prompt, _demonstration(item, config), item.truth, arrays))
-    return result
+    demonstration = functools.partial(_demonstration, config=config)
+    expected = f"a number of at most {MAX_DIGITS} digits after ####"
+    return as_examples(path, items, _PROMPTS[config.prompt], demonstration, features, expected)
 
 
 def _demonstration(item: Item, config: TaskConfig) -> str:
@@ -156,8 +148,7 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
 
     Raises `UserError` where the numbers of rows and examples differ or are zero.
     """
-    if not rows or len(rows) != len(examples):
-        raise UserError(f"{len(rows)} graded rows for {len(examples)} examples: expected one for each; grade all")
+    check_graded(rows, examples)
     named = {*COMPONENTS, *gsm8k_published.COMPONENTS} - {"reward", "correct"}
     shares = {key: float(np.mean([row[key] for row in rows])) for key in rows[0] if key in named}
     exact = float(np.mean([row["correct"] for row in rows]))

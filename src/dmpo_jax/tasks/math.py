@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from dmpo_jax.errors import UserError
-from dmpo_jax.grading import math_grader, math_published
-from dmpo_jax.tasks.files import wrong
+from dmpo_jax.grading import math_grader, math_library, math_published
 from dmpo_jax.tasks.math_files import SOURCE, read_items
-from dmpo_jax.tasks.question_files import Item, split_items
-from dmpo_jax.tasks.task import Example, Features, Task, TaskConfig
+from dmpo_jax.tasks.question_files import Item, as_examples, split_items
+from dmpo_jax.tasks.task import Example, Features, Task, TaskConfig, check_graded
 
 COMPONENTS = math_grader.COMPONENTS
 TRUTH_BYTES = 256
@@ -75,16 +74,9 @@ def read(path: str, config: TaskConfig) -> list[Example]:
 
 
 def _examples(path: str, items: list[tuple[int, Item]], config: TaskConfig) -> list[Example]:
-    result = []
-    for line, item in items:
-        try:
-            arrays = features(item.truth)
-        except UserError:
-            expected = f"an answer of at most {TRUTH_BYTES} bytes"
-            raise wrong(path, line, item.truth, expected, "correct or remove the line") from None
-        prompt = _PROMPTS[config.prompt].format(question=item.question)
-        result.append(Example(prompt, _demonstration(item, config), item.truth, arrays))
-    return result
+    demonstration = functools.partial(_demonstration, config=config)
+    expected = f"an answer of at most {TRUTH_BYTES} bytes"
+    return as_examples(path, items, _PROMPTS[config.prompt], demonstration, features, expected)
 
 
 def _demonstration(item: Item, config: TaskConfig) -> str:
@@ -111,8 +103,7 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
 
     An answer without a verdict counts as wrong. Raises `UserError` where the numbers of rows and examples differ or are zero.
     """
-    if not rows or len(rows) != len(examples):
-        raise UserError(f"{len(rows)} graded rows for {len(examples)} examples: expected one for each; grade all")
+    check_graded(rows, examples)
     named = {*COMPONENTS, *math_published.COMPONENTS} - {"reward", "correct"}
     mean = lambda name: float(np.mean(np.nan_to_num([float(row[name]) for row in rows])))  # noqa: E731
     exact = mean("correct")
@@ -121,7 +112,8 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
 
 
 def configure(config: TaskConfig) -> Task:
-    """The task with the reward that the settings name."""
+    """The task with the reward that the settings name. Raises `UserError` where math-verify is not installed."""
+    math_library.require()  # for the strict verdict, whatever the reward
     share = float(config.format_share)
     return TASK._replace(
         components=math_published.COMPONENTS if config.reward == "published" else COMPONENTS,

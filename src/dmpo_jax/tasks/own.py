@@ -25,7 +25,7 @@ from dmpo_jax.errors import UserError
 from dmpo_jax.grading.pool import ask_once
 from dmpo_jax.tasks.files import read_lines, wrong
 from dmpo_jax.tasks.question_files import held_out
-from dmpo_jax.tasks.task import Example, Features, Task, TaskConfig, check_split
+from dmpo_jax.tasks.task import Example, Features, Task, TaskConfig, check_graded, check_split
 
 READING_SECONDS = 1800.0  # for examples(split): it may read or build a data set
 READING_BYTES = 1 << 30
@@ -125,8 +125,7 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
 
     Raises `UserError` where the numbers of rows and examples differ or are zero.
     """
-    if not rows or len(rows) != len(examples):
-        raise UserError(f"{len(rows)} graded rows for {len(examples)} examples: expected one for each; grade all")
+    check_graded(rows, examples)
     key = "correct" if "correct" in rows[0] else "score"  # which is the reward
     value = np.nan_to_num(np.clip([float(row[key]) for row in rows], 0.0, 1.0))
     return {"accuracy": float(np.mean(value)), "exact": float(np.mean(value >= 1.0))}

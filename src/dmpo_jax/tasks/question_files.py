@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from dmpo_jax.errors import UserError
 from dmpo_jax.tasks.files import exists, read_lines, wrong
-from dmpo_jax.tasks.task import TaskConfig, check_split
+from dmpo_jax.tasks.task import Example, Features, TaskConfig, check_split
 
 
 class Item(NamedTuple):
@@ -74,6 +74,28 @@ def split_items(
             )
         items = [item for item, is_held in zip(items, held, strict=True) if is_held == (split == "validation")]
     return path, items
+
+
+def as_examples(
+    path: str,
+    items: list[tuple[int, Item]],
+    prompt: str,
+    demonstration: Callable[[Item], str],
+    features: Callable[[str], Features],
+    expected: str,
+) -> list[Example]:
+    """Items as examples: the question in `{question}` of a prompt.
+
+    Raises `UserError` with the line whose answer `features` does not take.
+    """
+    result = []
+    for line, item in items:
+        try:
+            arrays = features(item.truth)
+        except UserError:
+            raise wrong(path, line, item.truth, expected, "correct or remove the line") from None
+        result.append(Example(prompt.format(question=item.question), demonstration(item), item.truth, arrays))
+    return result
 
 
 def _letters(question: str) -> str:

@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dmpo_jax.errors import UserError
 from dmpo_jax.tasks import sudoku_published
 from dmpo_jax.tasks.bytes import answer_span, blank, unwrap
 from dmpo_jax.tasks.sudoku_baselines import ambiguous, baselines
 from dmpo_jax.tasks.sudoku_files import read_puzzles
 from dmpo_jax.tasks.sudoku_grids import BOX, COLUMN, ROW, careless_fill, draw_puzzles, is_grid
-from dmpo_jax.tasks.task import SPLITS, Example, Features, Task, TaskConfig, check_split
+from dmpo_jax.tasks.task import SPLITS, Example, Features, Task, TaskConfig, check_graded, check_split
 from dmpo_jax.tasks.text import BLANKS, answer_of
 
 COMPONENTS = ("reward", "cells", "exact")
@@ -126,8 +125,7 @@ def summarize(rows: list[dict[str, Any]], examples: list[Example]) -> dict[str, 
     Accuracy is right blanks over all blanks, pooled, as published results have it. Raises `UserError` where the
     numbers of rows and examples differ or are zero.
     """
-    if not rows or len(rows) != len(examples):
-        raise UserError(f"{len(rows)} graded rows for {len(examples)} examples: expected one for each; grade all")
+    check_graded(rows, examples)
     puzzles = np.stack([example.features["puzzle"] for example in examples])
     solutions = np.stack([example.features["solution"] for example in examples])
     blanks = (puzzles == 0).sum(axis=1)

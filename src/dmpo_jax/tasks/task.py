@@ -154,6 +154,12 @@ class Task(NamedTuple):
     request: Callable[[str, Features], dict[str, Any]] | None = None
 
 
+def check_graded(rows: list[dict[str, Any]], examples: list[Example]) -> None:
+    """Raise `UserError` unless there is one graded row for each example, and one at least."""
+    if not rows or len(rows) != len(examples):
+        raise UserError(f"{len(rows)} graded rows for {len(examples)} examples: expected one for each; grade all")
+
+
 def check_split(split: str) -> None:
     """Raise `UserError` unless the split is train, validation or test."""
     if split not in SPLITS:
