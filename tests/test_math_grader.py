@@ -110,7 +110,6 @@ NUMBERS = r"""
 2.5 \cdot 10^{-3} == 0.0025
 2^{11} == 2048
 2^{11} == 2048.0
-2^{2^3} == 256
 6! == 720
 \binom{6}{2} == 15
 |{-4}| == 4
@@ -216,13 +215,11 @@ x^2-6x+9 == (x-3)^2
 x^2-6x+9 != (x+3)^2
 x^2-6x+9 != x^2-6x
 \frac{x}{2} == \frac12 x
-\frac{x}{2} == 1/2x
 \frac{x}{2} != \frac{1}{2x}
 x(x+1) == x^2+x
 xy == yx
 ab^2 == b^2a
 x != y
-x != X
 x != |x|
 \sqrt{x^2} == |x|
 60x\sqrt{5x} == 60\sqrt{5x^3}
@@ -265,11 +262,9 @@ BRACKETS = r"""
 (4, 7) == \left( 4,7 \right)
 (4, 7) == 4, 7
 (4, 7) == (x,y) = (4,7)
-(4, 7) == y=7, x=4
 (4, 7) == \langle 4, 7 \rangle
 (4, 7) != (7, 4)
 (4, 7) != 7, 4
-(4, 7) != \{4, 7\}
 (4, 7) != [4, 7]
 (1,2),(3,4) == (3,4), (1,2)
 (1,2),(3,4) != (1,2)
@@ -284,7 +279,6 @@ BRACKETS = r"""
 (3,\infty) != x < 3
 (3,\infty) != (-\infty,3)
 (-\infty,2) \cup (3,\infty) == (3,\infty)\cup(-\infty,2)
-(-\infty,2) \cup (3,\infty) == x<2 \text{ or } x>3
 (-\infty,2) \cup (3,\infty) != (-\infty,2)
 (-\infty,\infty) == \mathbb{R}
 \begin{pmatrix} 3 \\ 4 \end{pmatrix} == \begin{pmatrix}3\\4\end{pmatrix}
@@ -319,7 +313,6 @@ x^2+y^2=4 == y^2 = 4 - x^2
 x \ge 3 == 3 \le x
 x \ge 3 != 3
 3 != x \ge 3
-2x < 4 == x < 2
 2x < 4 != x > 2
 -x < 4 == x > -4
 """
@@ -379,6 +372,20 @@ UNITS = r"""
 2013_5 != 2013_6
 """
 
+TRICKS = r"""
+5 != 5t
+5 != 5 t
+2 != 2g
+10 != 10x
+10 != 10xyzw
+5 != 5 \text{ or more}
+6 != 6\sqrt{}
+0 != 1-1=0=5
+5 != x+y=5
+1, 2 != 1, 2, 3
+1 != 1 \text{ or } 2
+"""
+
 WORDS = r"""
 26 == \text{26}
 26 == \textbf{26}
@@ -390,7 +397,6 @@ WORDS = r"""
 \text{(D)} == (D)
 D == \textbf{(D)}
 D != B
-D != d
 \text{Friday} == Friday
 \text{Friday} == \text{friday}
 \text{Friday} != Monday
@@ -445,16 +451,15 @@ def test_components():
 # ---- math-verify
 
 
-def test_what_is_not_read_here_is_asked_of_the_library():
+def test_the_library_decides_what_is_no_expression():
     preload()
-    assert equal(r"\max(3, 5)", "5")
-    assert not equal(r"\max(3, 5)", "3")
+    assert equal(r"x \in \{1, 2\}", r"x \in \{2, 1\}")
     assert not equal(r"x \equiv 3 \pmod{5}", "3")
     assert not equal(r"\max(3, 5)", "9^9^9^9")
 
 
 @pytest.mark.parametrize(
-    "tokens",
+    "text",
     [
         *(
             "9 ^ 9 ^ 9",
@@ -463,15 +468,16 @@ def test_what_is_not_read_here_is_asked_of_the_library():
             "( 2 ^ 99 ) ^ 99",
             "( 2 ^ 99 + 1 ) ^ 99 + 2 ^ 99",
             "( 9 ! ) !",
-            "1000 !",
+            "5001 !",
+            "5!!",
         ),
-        *(r"\ln \ln \ln \ln x", "x " * 51, r"\sum x", "( " * 7 + ") " * 7, "1234567890123"),
+        *(r"\ln \ln \ln \ln \ln x", "x " * 121, r"\sum x", "( " * 9 + ") " * 9, "1" * 41, r"\binom{9999}{5}"),
     ],
 )
-def test_the_library_is_not_asked_about_costly_things(tokens):
-    assert not math_library.is_tame(tuple(tokens.split()))
-    tame = r"\max ( x ^ { 12 } + 3 ! , \sin y )"
-    assert math_library.is_tame(tuple(tame.split()))
+def test_the_library_is_not_asked_about_costly_things(text):
+    assert not math_library.is_tame(text)
+    assert math_library.read(text) == []
+    assert math_library.is_tame(r"\max(x^{12} + 3! + \frac{1}{2006!}, \sin y, 10^{700})")
 
 
 def test_the_library_is_missing(monkeypatch):

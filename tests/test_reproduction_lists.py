@@ -54,7 +54,7 @@ def per_length(row, task, lengths=("128", "256", "512")):
 
 def test_the_small_list_trains_every_method_and_the_variants_of_the_claims():
     methods = ["dmpo", "wddo", "diffu_grpo", "coupled_grpo", "wd1", "spg", "gdpo", "espo", "agrpo", "tracerl", "topd"]
-    variants = ["none", "group", "individual", "reuse24", "reuse24+group", "reuse24+none", "dual"]
+    variants = ["none", "group", "individual", "reuse24", "reuse24+group", "reuse24+none", "soft", "soft+none", "dual"]
     trained = [run.name for run in SMALL.runs if run.kind == "train"]
     assert set(trained) == {"pretrain", "teacher", *methods, *(f"dmpo+{name}" for name in variants)}
     assert SMALL.seeds == (0, 1, 2) and [run.name for run in SMALL.runs if run.kind == "bench"] == [
@@ -116,7 +116,7 @@ def test_a_list_that_is_wrong_is_refused_in_one_line(name, tmp_path):
 def test_a_run_is_chosen_with_what_it_needs():
     assert [run.name for run in select(SMALL, ["topd"])] == ["pretrain", "teacher", "topd"]
     names = [run.name for run in select(SMALL, ["*none", "bench-d*"])]
-    assert names == ["pretrain", "dmpo+none", "dmpo+reuse24+none", "bench-dual"]
+    assert names == ["pretrain", "dmpo+none", "dmpo+reuse24+none", "dmpo+soft+none", "bench-dual"]
     with pytest.raises(UserError, match=r"--only dmpoo: matches no run.*did you mean dmpo\?"):
         select(SMALL, ["dmpoo"])
 

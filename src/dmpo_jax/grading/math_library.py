@@ -1,28 +1,32 @@
-r"""Asking math-verify about true answers in forms that are not read here, such as \max(3, 5) or 2 \in \mathbb{Z}.
+r"""math-verify, an optional dependency: reading an answer, and comparing two that were read.
 
-It is an optional dependency. Its own time limits are alarms, which reach neither threads nor one long computation, so they are
-off: the caller bounds the time, and what is known to be costly is refused here.
+Its own time limits are alarms, which reach neither threads nor one long computation, so they are off: the caller bounds the
+time (`pool.py`), and what is known to be costly is not read. Of its readers only the one for LaTeX is used, as the other
+evaluates text as Python.
 """
 
 import functools
 import importlib.util
 import logging
+import re
+from typing import Any
 
 from dmpo_jax.errors import UserError
-from dmpo_jax.grading import math_units
-from dmpo_jax.grading.math_structure import Tokens
-from dmpo_jax.grading.math_text import is_number
 
-MAX_TOKENS = 50
-MAX_NESTING = 6
-MAX_FUNCTIONS = 3
-MAX_DIGITS = 12
+MAX_TOKENS = 120
+MAX_NESTING = 8
+MAX_FUNCTIONS = 4
+MAX_DIGITS = 40
+MAX_COUNTED = 5000  # where there are factorials
 MAX_EXPONENT = 10_000  # of all exponents the product
+PRECISION = 100  # digits of members of sets, points and matrices; beyond them two are the same
 
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]+(?:\.[0-9]*)?|\.[0-9]+|[^\s]", re.DOTALL)
+_PARTED = re.compile(r"(?<![0-9_^])[0-9]+\s+[0-9]")  # no number, whatever math-verify makes of it
 _OPENERS, _CLOSERS = ("{", "(", "["), ("}", ")", "]")
-_BETWEEN = ("+", "-", "*", "/", "=", "<", ">", ",", "&", r"\cdot", r"\times", r"\le", r"\ge", r"\in", r"\equiv")
-_FUNCTIONS = tuple(f"\\{name}" for name in (*math_units.FUNCTIONS - {"pi", "frac", "sqrt"}, "lg"))
-_COSTLY = (r"\int", r"\sum", r"\prod", r"\lim", r"\binom", r"\operatorname", r"\det")
+_BETWEEN = re.compile(r"[-+*/=<>,&]|\\(?:cdot|times|div|[lg]eq?|in|equiv)")
+_FUNCTION = re.compile(r"\\(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|lg|exp)(?![a-z])")
+_COSTLY = re.compile(r"\\(?:i?int|oint|sum|prod|lim|operatorname|det|partial)(?![a-z])")
 
 
 @functools.cache
@@ -35,59 +39,65 @@ def require() -> None:
         )
 
 
-def same(truth: Tokens, answer: Tokens) -> bool:
-    """Whether math-verify finds two expressions equal. False for an answer that may cost much, or where it fails."""
-    if not (is_tame(truth) and is_tame(answer)):
-        return False
+def read(text: str) -> list[Any]:
+    """What an expression is read as: an object of sympy, where there is one, and a normalised text. Empty if it is costly."""
+    if _PARTED.search(text) or not is_tame(text):
+        return []
     library, config = _library()
-    one, other = (
-        library.parse(
-            f"${' '.join(part).replace(chr(92) + 'word', chr(92) + 'text')}$",
-            (config,),
-            fallback_mode="no_fallback",
-            extraction_mode="first_match",
-            parsing_timeout=None,
-        )
-        for part in (truth, answer)
+    plain = text.replace("\\$", "").replace("$", "")
+    return library.parse(f"${plain}$", (config,), extraction_mode="first_match", parsing_timeout=None)
+
+
+def same(truth: list[Any], answer: list[Any]) -> bool:
+    """Whether math-verify finds two things that were read equal."""
+    library, _ = _library()
+    return library.verify(
+        truth, answer, numeric_precision=PRECISION, allow_set_relation_comp=True, timeout_seconds=None
     )
-    return bool(one and other) and library.verify(one[0], other[0], timeout_seconds=None)
 
 
-def is_tame(tokens: Tokens) -> bool:
+def is_tame(text: str) -> bool:
     """Whether an expression is short, without long numbers, powers of powers, large factorials, or many functions."""
-    if len(tokens) > MAX_TOKENS or sum(map(tokens.count, _FUNCTIONS)) > MAX_FUNCTIONS or set(tokens) & set(_COSTLY):
+    tokens = _TOKEN.findall(text)
+    if len(tokens) > MAX_TOKENS or len(_FUNCTION.findall(text)) > MAX_FUNCTIONS or _COSTLY.search(text):
         return False
-    inside, exponents, was_raised = (
-        [False],
-        1,
-        False,
-    )  # whether a bracket is an exponent; whether what stands before is one
+    numbers = [token for token in tokens if token[0].isdigit()]
+    if any(len(number) > MAX_DIGITS or not number.isascii() for number in numbers):
+        return False
+    counts = "!" in tokens or r"\binom" in tokens
+    return not (counts and any(float(number) > MAX_COUNTED for number in numbers)) and _is_shallow(tokens)
+
+
+def _is_shallow(tokens: list[str]) -> bool:
+    """Whether brackets nest little, exponents are small, and neither powers nor factorials stand over each other."""
+    inside = [False]  # whether a bracket is an exponent
+    exponents, was_raised = 1, False
     for before, token in zip(("", *tokens), tokens, strict=False):
         if token in _OPENERS:
             inside.append(inside[-1] or before == "^")
         elif token in _CLOSERS and len(inside) > 1:
             inside.pop()
         raised = inside[-1] or before == "^"
-        if is_number(token):
-            exponents *= int(float(token[:MAX_DIGITS])) + 1 if raised else 1
-        too_large = (
-            exponents > MAX_EXPONENT or (is_number(token) and len(token) > MAX_DIGITS) or len(inside) > MAX_NESTING + 1
-        )
-        if too_large or (token == "^" and (raised or was_raised)):
+        if token[0].isdigit() and raised:
+            exponents *= int(float(token)) + 1
+        if exponents > MAX_EXPONENT or len(inside) > MAX_NESTING + 1 or (token == "^" and (raised or was_raised)):
             return False
-        if token == "!" and (raised or not before.isdecimal() or len(before) > 3):
+        if token == "!" and (raised or not (before.isdecimal() or (before.isalpha() and len(before) == 1))):
             return False
-        was_raised = token not in _BETWEEN and (was_raised or token == "^")
+        was_raised = not _BETWEEN.fullmatch(token) and (was_raised or token == "^")
     return True
 
 
 @functools.cache
 def _library():
     import math_verify
+    from latex2sympy2_extended import NormalizationConfig
 
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.ERROR)  # it warns that its time limits are off
-    return math_verify, math_verify.LatexExtractionConfig(boxed_match_priority=-1)
+    # Units are parted before, boxes found before.
+    form = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+    return math_verify, math_verify.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=form)
 
 
 def preload() -> None:

@@ -1,0 +1,64 @@
+"""Whether two expressions of sympy have the same values: exactly where they are rational, else to many digits.
+
+math-verify compares with an absolute tolerance, so that 1/2004! and 1/2006! are the same to it, and x and x + 1e-20. Here
+rational values are equal only if they are the same number, others where they agree relative to their size. Expressions with
+variables are compared at `POINTS` places; a place counts where both values are real, unless that leaves fewer than two.
+"""
+
+import zlib
+
+import sympy
+
+DIGITS = 500
+DIGITS_AT_POINTS = 60
+SLACK = 15
+POINTS = 4
+
+
+def same(one: sympy.Expr, other: sympy.Expr) -> bool | None:
+    """None where the values do not tell: an unknown function, no value at enough places."""
+    one, other = _exact(one), _exact(other)
+    names = sorted({symbol.name for symbol in one.free_symbols | other.free_symbols})
+    if not names and one.is_Rational and other.is_Rational:
+        return one == other
+    digits = DIGITS_AT_POINTS if names else DIGITS
+    places = [{name: _place(name, point) for name in names} for point in range(POINTS if names else 1)]
+    pairs = [(_value(one, place, digits), _value(other, place, digits)) for place in places]
+    pairs = [pair for pair in pairs if None not in pair]
+    real = [pair for pair in pairs if all(value.is_real for value in pair)]
+    pairs = real if len(real) > 1 else pairs
+    if len(pairs) < min(2, len(places)):
+        return None
+    return all(_near(a, b, digits) for a, b in pairs)
+
+
+def _exact(expression: sympy.Expr) -> sympy.Expr:
+    """Evaluated, decimals as fractions, i and e as the numbers."""
+    expression = expression.xreplace({number: sympy.Rational(str(number)) for number in expression.atoms(sympy.Float)})
+    numbers = {"i": sympy.I, "e": sympy.E}
+    known = {symbol: numbers[symbol.name] for symbol in expression.free_symbols if symbol.name in numbers}
+    return expression.xreplace(known).doit().replace(_is_odd_root, lambda power: -((-power.base) ** power.exp))
+
+
+def _is_odd_root(power: sympy.Basic) -> bool:
+    """Of a negative number, which is real here and complex to sympy."""
+    exponent = power.exp if power.is_Pow else sympy.S.One
+    return exponent.is_Rational and exponent.p % 2 == exponent.q % 2 == 1 < exponent.q and power.base.is_negative
+
+
+def _place(name: str, point: int) -> sympy.Rational:
+    number = zlib.crc32(f"{point} {name}".encode())
+    size = sympy.Rational(200 + number % 701, 1009) if point % 2 == 0 else 1 + sympy.Rational(number % 2003, 1009)
+    return -size if point > 1 else size
+
+
+def _value(expression: sympy.Expr, place: dict[str, sympy.Rational], digits: int) -> sympy.Expr | None:
+    where = {symbol: place[symbol.name] for symbol in expression.free_symbols}
+    value = expression.xreplace(where).doit().evalf(digits)
+    return value if value.is_number and value.is_finite and not value.has(sympy.Function) else None
+
+
+def _near(a: sympy.Expr, b: sympy.Expr, digits: int) -> bool:
+    # Of a sum that is 0, rounding may leave something small.
+    size = max(abs(a), abs(b)) if a != 0 and b != 0 else 1
+    return bool(abs(a - b) <= size * sympy.Float(10, digits) ** (SLACK - digits))
