@@ -252,3 +252,16 @@ def test_a_backend_that_does_not_start(tmp_path):
     assert done.returncode == 1, done.stderr
     assert "JAX does not start (JAX_PLATFORMS=no_such_platform)" in done.stdout and "Traceback" not in done.stderr
     assert done.stdout.splitlines()[-1].startswith("1 wrong: devices")
+
+
+def test_nothing_optional_is_imported_before_it_is_used():
+    """In an environment with the base dependencies alone, every command must start."""
+    code = """
+import sys
+for name in ("math_verify", "latex2sympy2_extended", "sympy", "pyarrow", "tensorboard", "wandb", "yaml"):
+    sys.modules[name] = None
+import dmpo_jax.cli, dmpo_jax.planning.plan, dmpo_jax.reproduction.__main__
+import dmpo_jax.evaluation.evaluate, dmpo_jax.evaluation.regrade, dmpo_jax.training.loop
+import dmpo_jax.tasks.math, dmpo_jax.tasks.own, dmpo_jax.grading.worker
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -3,6 +3,9 @@
 math-verify compares with an absolute tolerance, so that 1/2004! and 1/2006! are the same to it, and x and x + 1e-20. Here
 rational values are equal only if they are the same number, others where they agree relative to their size. Expressions with
 variables are compared at `POINTS` places; a place counts where both values are real, unless that leaves fewer than two.
+
+Of an equation math-verify takes the right side where an expression is expected. Here the left one must be a name, as in x = 6
+or AB = 6, or the computation right, as in 2 + 4 = 6.
 """
 
 import zlib
@@ -13,6 +16,28 @@ DIGITS = 500
 DIGITS_AT_POINTS = 60
 SLACK = 15
 POINTS = 4
+
+
+def compare(true: object, given: object) -> bool | None:
+    """Whether two things that were read are equal; None where that is left to math-verify."""
+    if not _is_expression(true):
+        return None
+    if isinstance(given, sympy.Eq):
+        return None if _gives_value(given) else False
+    return same(true, given) if _is_expression(given) else None
+
+
+def _is_expression(thing: object) -> bool:
+    if isinstance(thing, sympy.Symbol) and len(thing.name) > 1:
+        return False  # a word
+    return isinstance(thing, sympy.Expr) and not isinstance(thing, sympy.MatrixBase | sympy.MatrixExpr)
+
+
+def _gives_value(equation: sympy.Eq) -> bool:
+    left, right = equation.args
+    if not left.free_symbols:
+        return same(left, right) is True
+    return not (left.is_Add or left.is_Pow or left.atoms(sympy.Number))
 
 
 def same(one: sympy.Expr, other: sympy.Expr) -> bool | None:
