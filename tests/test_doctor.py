@@ -258,7 +258,7 @@ def test_nothing_optional_is_imported_before_it_is_used():
     """In an environment with the base dependencies alone, every command must start."""
     code = """
 import sys
-for name in ("math_verify", "latex2sympy2_extended", "sympy", "pyarrow", "tensorboard", "wandb", "yaml"):
+for name in ("math_verify", "latex2sympy2_extended", "sympy", "pyarrow", "tensorboard", "wandb"):
     sys.modules[name] = None
 import dmpo_jax.cli, dmpo_jax.planning.plan, dmpo_jax.reproduction.__main__
 import dmpo_jax.evaluation.evaluate, dmpo_jax.evaluation.regrade, dmpo_jax.training.loop
