@@ -196,6 +196,41 @@ def test_two_processes_equal_one(folder, two):
     assert {path.name for path in two.iterdir()} == names
 
 
+OWN = """
+def examples(split):
+    if split == "train":
+        return [{"prompt": str(number), "number": number} for number in range(64)]
+
+def reward(completion, example):
+    if completion.count("4") > 1:
+        raise ValueError("too many")
+    return sum(map(str.isdigit, completion)) / (1 + example["number"] % 5)
+"""
+
+
+def test_two_processes_share_the_answers_that_only_the_host_grades(folder):
+    (folder / "letters.py").write_text(OWN)
+    settings = (
+        "task.name='own'",
+        "task.file='letters.py'",
+        "run.cycles=6",
+        "evaluation.test=false",
+        "evaluation.every=0",
+    )
+    settings = [part for setting in settings for part in ("--set", setting)]
+    run(2, "--run-dir", "own-two", *settings, folder=folder)
+    codes, _, errs = finish([dmpo("--run-dir", "own-one", *settings, folder=folder, devices=2)])
+    assert codes == [0], errs
+    found, wanted = (lines(folder / name / "metrics.jsonl") for name in ("own-two", "own-one"))
+    assert len(found) == 6 and sum(entry["grader/failed"] for entry in found) > 0
+    for entry in (*found, *wanted):
+        del entry["grader/slowest_s"], entry["time/grading_s"]
+    for name, entries in (("own-two", found), ("own-one", wanted)):
+        text = "".join(json.dumps(entry) + "\n" for entry in entries)
+        (folder / name / "metrics.jsonl").write_text(text)
+    assert_same_run(folder / "own-two", folder / "own-one", exact=False)
+
+
 def test_one_process_goes_on_where_two_stopped(folder, two, stopped):
     shutil.copytree(stopped[0], folder / "by-one")
     codes, outs, errs = finish([dmpo("--run-dir", "by-one", folder=folder, devices=2)])
