@@ -464,20 +464,28 @@ def test_the_library_decides_what_is_no_expression():
         *(
             "9 ^ 9 ^ 9",
             "9 ^ { 9 ^ 9 }",
-            "2 ^ 12345",
+            "2 ^ 23456",
             "( 2 ^ 99 ) ^ 99",
             "( 2 ^ 99 + 1 ) ^ 99 + 2 ^ 99",
             "( 9 ! ) !",
             "5001 !",
             "5!!",
         ),
-        *(r"\ln \ln \ln \ln \ln x", "x " * 121, r"\sum x", "( " * 9 + ") " * 9, "1" * 41, r"\binom{9999}{5}"),
+        *(
+            r"\ln \ln \ln \ln \ln x",
+            "x " * 121,
+            r"\sum x",
+            "( " * 9 + ") " * 9,
+            r"\sqrt{3^{2001}}",
+            r"\sqrt{900! + 1}",
+            r"\binom{9999}{5}",
+        ),
     ],
 )
 def test_the_library_is_not_asked_about_costly_things(text):
     assert not math_library.is_tame(text)
     assert math_library.read(text) == []
-    assert math_library.is_tame(r"\max(x^{12} + 3! + \frac{1}{2006!}, \sin y, 10^{700})")
+    assert math_library.is_tame(r"\max(x^{12} + 3! + \frac{1}{2006!}, \sin y, 10^{300})")
 
 
 def test_the_library_is_missing(monkeypatch):

@@ -8,6 +8,7 @@ evaluates text as Python.
 import functools
 import importlib.util
 import logging
+import math
 import re
 from typing import Any
 
@@ -16,14 +17,14 @@ from dmpo_jax.errors import UserError
 MAX_TOKENS = 120
 MAX_NESTING = 8
 MAX_FUNCTIONS = 4
-MAX_DIGITS = 40
 MAX_COUNTED = 5000  # where there are factorials
-MAX_EXPONENT = 10_000  # of all exponents the product
+MAX_DIGITS = 20_000  # of the longest number that may arise
+MAX_DIGITS_OF_ROOT = 2000
 PRECISION = 100  # digits of members of sets, points and matrices; beyond them two are the same
 
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]+(?:\.[0-9]*)?|\.[0-9]+|[^\s]", re.DOTALL)
 _PARTED = re.compile(r"(?<![0-9_^])[0-9]+\s+[0-9]")  # no number, whatever math-verify makes of it
-_OPENERS, _CLOSERS = ("{", "(", "["), ("}", ")", "]")
+_OPENERS, _CLOSERS = ("{", "(", "[", r"\{"), ("}", ")", "]", r"\}")
 _BETWEEN = re.compile(r"[-+*/=<>,&]|\\(?:cdot|times|div|[lg]eq?|in|equiv)")
 _FUNCTION = re.compile(r"\\(?:(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|lg|exp)(?![a-z])")
 _COSTLY = re.compile(r"\\(?:i?int|oint|sum|prod|lim|operatorname|det|partial)(?![a-z])")
@@ -57,21 +58,29 @@ def same(truth: list[Any], answer: list[Any]) -> bool:
 
 
 def is_tame(text: str) -> bool:
-    """Whether an expression is short, without long numbers, powers of powers, large factorials, or many functions."""
+    """Whether an expression is short, without powers of powers, many functions, or a number that may become very long.
+
+    Under roots numbers must be far shorter, as sympy factors them.
+    """
     tokens = _TOKEN.findall(text)
     if len(tokens) > MAX_TOKENS or len(_FUNCTION.findall(text)) > MAX_FUNCTIONS or _COSTLY.search(text):
         return False
     numbers = [token for token in tokens if token[0].isdigit()]
-    if any(len(number) > MAX_DIGITS or not number.isascii() for number in numbers):
+    if not all(number.isascii() for number in numbers):
         return False
-    counts = "!" in tokens or r"\binom" in tokens
-    return not (counts and any(float(number) > MAX_COUNTED for number in numbers)) and _is_shallow(tokens)
+    exponents, has_root = _exponents(tokens)
+    has_root |= r"\sqrt" in tokens
+    counted = [float(number) for number in numbers if "!" in tokens or r"\binom" in tokens]
+    digits = max(map(len, numbers), default=1) * max(exponents, sum(counted))
+    return max(counted, default=0) <= MAX_COUNTED and digits <= (MAX_DIGITS_OF_ROOT if has_root else MAX_DIGITS)
 
 
-def _is_shallow(tokens: list[str]) -> bool:
-    """Whether brackets nest little, exponents are small, and neither powers nor factorials stand over each other."""
+def _exponents(tokens: list[str]) -> tuple[float, bool]:
+    """The product of all exponents, and whether one is a fraction; infinite where brackets nest deeply, or powers or
+    factorials stand over each other.
+    """
     inside = [False]  # whether a bracket is an exponent
-    exponents, was_raised = 1, False
+    product, was_raised, is_root = 1.0, False, False
     for before, token in zip(("", *tokens), tokens, strict=False):
         if token in _OPENERS:
             inside.append(inside[-1] or before == "^")
@@ -79,13 +88,14 @@ def _is_shallow(tokens: list[str]) -> bool:
             inside.pop()
         raised = inside[-1] or before == "^"
         if token[0].isdigit() and raised:
-            exponents *= int(float(token)) + 1
-        if exponents > MAX_EXPONENT or len(inside) > MAX_NESTING + 1 or (token == "^" and (raised or was_raised)):
-            return False
+            product *= float(token) + 1
+        is_root |= raised and (token in ("/", r"\frac") or "." in token)
+        if len(inside) > MAX_NESTING + 1 or (token == "^" and (raised or was_raised)):
+            return math.inf, is_root
         if token == "!" and (raised or not (before.isdecimal() or (before.isalpha() and len(before) == 1))):
-            return False
+            return math.inf, is_root
         was_raised = not _BETWEEN.fullmatch(token) and (was_raised or token == "^")
-    return True
+    return product, is_root
 
 
 @functools.cache

@@ -35,7 +35,7 @@ _SIMILAR = (
     (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])", ""),
     (r"\\(?:mbox|hbox|textbf|textit|textrm|mathrm|mathbf|mathit)\s*\{", r"\\text{"),
     (r"\{\s*\\(?:rm|bf|it)\s+([^{}]*)\}", r"\\text{\1}"),
-    (r"\\text\s*\{\s*([ei])\s*\}", r"\1"),
+    (r"\\text\s*\{\s*([ei]|[^{}A-Za-z]*)\s*\}", r"\1"),
     (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
     (r"\\mathbb\s*(?:\{\s*R\s*\}|R\b)", r"(-\\infty,\\infty)"),
     (r"\\(?:langle|lparen)(?![A-Za-z])", "("),

@@ -5,7 +5,7 @@ rational values are equal only if they are the same number, others where they ag
 variables are compared at `POINTS` places; a place counts where both values are real, unless that leaves fewer than two.
 
 Of an equation math-verify takes the right side where an expression is expected. Here the left one must be a name, as in x = 6
-or AB = 6, or the computation right, as in 2 + 4 = 6.
+or AB = 6, or have the same value, as in 2 + 4 = 6.
 """
 
 import zlib
@@ -20,10 +20,18 @@ POINTS = 4
 
 def compare(true: object, given: object) -> bool | None:
     """Whether two things that were read are equal; None where that is left to math-verify."""
+    if isinstance(true, sympy.Eq) and _is_name(true.lhs):
+        if isinstance(given, sympy.Eq) and true.lhs == given.lhs:
+            given = given.rhs
+        elif isinstance(given, sympy.Eq):
+            return None
+        true = true.rhs
     if not _is_expression(true):
         return None
     if isinstance(given, sympy.Eq):
-        return None if _gives_value(given) else False
+        if not _is_name(given.lhs) and same(*given.args) is not True:
+            return False
+        given = given.rhs
     return same(true, given) if _is_expression(given) else None
 
 
@@ -33,11 +41,9 @@ def _is_expression(thing: object) -> bool:
     return isinstance(thing, sympy.Expr) and not isinstance(thing, sympy.MatrixBase | sympy.MatrixExpr)
 
 
-def _gives_value(equation: sympy.Eq) -> bool:
-    left, right = equation.args
-    if not left.free_symbols:
-        return same(left, right) is True
-    return not (left.is_Add or left.is_Pow or left.atoms(sympy.Number))
+def _is_name(side: sympy.Expr) -> bool:
+    """Whether an equation with that left side defines something: x, f(x), AB."""
+    return bool(side.free_symbols) and not (side.is_Add or side.is_Pow or side.atoms(sympy.Number))
 
 
 def same(one: sympy.Expr, other: sympy.Expr) -> bool | None:
