@@ -15,7 +15,7 @@ COMPONENTS = ("reward", "correct", "format")
 def grade(completion: str, truth: str, reward: str = "exact", format_share: float = 0.0) -> dict[str, float]:
     """The components of one completion; `truth` is the true answer, without a box.
 
-    Takes well under a millisecond, of hostile texts some tenths of a second; bound it nevertheless. Raises `UserError` where
+    Takes some milliseconds, of hostile texts up to seconds, so bound it (`pool.py`). Raises `UserError` where
     math-verify is not installed.
     """
     if reward == "published":
