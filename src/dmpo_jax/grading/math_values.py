@@ -85,7 +85,7 @@ def _place(name: str, point: int) -> sympy.Rational:
 
 def _value(expression: sympy.Expr, place: dict[str, sympy.Rational], digits: int) -> sympy.Expr | None:
     where = {symbol: place[symbol.name] for symbol in expression.free_symbols}
-    value = expression.xreplace(where).doit().evalf(digits)
+    value = expression.evalf(digits, subs=where)  # not first an exact value: 40^(19/1018081) has none that is short
     return value if value.is_number and value.is_finite and not value.has(sympy.Function) else None
 
 
