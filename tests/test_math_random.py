@@ -175,8 +175,8 @@ def never_raises(seed, count):
 
 def test_random_answers():
     preload()
-    agrees_with_fractions(0, 300)
-    never_raises(0, 500)
+    agrees_with_fractions(0, 1000)
+    never_raises(0, 2000)
 
 
 @pytest.mark.slow

@@ -75,7 +75,11 @@ HBM = {"v5p:2x2x1": 95.74 * 2**30, "v6e:2x4": 31.25 * 2**30, "v5e:2x4": 15.75 * 
         ("v6e:2x4", "prefix", "bfloat16"),
         ("v5p:2x2x1", "dual", "bfloat16"),
         ("v6e:2x4", "dual", "bfloat16"),
-        ("v5e:2x4", "dual", "int8"),  # the prefix cache needs 15.8 GiB beside the weights, and there are 15.75 in all
+        ("v5e:2x4", "dual", "int8"),
+        pytest.param(
+            *("v5e:2x4", "prefix", "int8"),
+            marks=pytest.mark.xfail(strict=True, reason="its temporaries alone need 15.81 GiB of 15.75"),
+        ),
     ],
 )
 def test_llada_8b_decodes_eight_sequences_a_chip(topology, cache, base):

@@ -18,7 +18,8 @@ _BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
 
 def equal(truth: str, answer: str) -> bool:
     """Whether an answer is right, for texts of bounded length. Never raises; a hostile answer may take a second."""
-    return any(_same(true, given) for true in readings(spelled(truth)) for given in readings(spelled(answer)))
+    given = readings(spelled(answer))
+    return any(_same(true, one) for true in readings(spelled(truth)) for one in given)
 
 
 def _same(truth: str, answer: str) -> bool:
