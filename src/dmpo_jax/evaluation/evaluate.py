@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dmpo_jax.diffusion.canvas import live_positions
 from dmpo_jax.evaluation import pass_at_k
@@ -48,10 +49,11 @@ class Evaluator:
         self._sampler, self._questions = config.evaluation_sampler, len(examples)
         self._examples = examples * config.evaluation.samples  # one sample of each after the other
         self._data = encoded(examples, self._setup, prefill_for(config.evaluation))
+        self._seed = jax.device_put(np.uint32(config.run.seed), NamedSharding(mesh, PartitionSpec()))
         self._answer = jax.jit(self._answer_batch)
 
-    def _answer_batch(self, params, batch: Batch, rows: jax.Array):
-        key = jax.random.fold_in(jax.random.key(self._setup.config.run.seed), jnp.uint32(2**32 - EVALUATION_STREAM))
+    def _answer_batch(self, params, batch: Batch, rows: jax.Array, seed: jax.Array):
+        key = jax.random.fold_in(jax.random.key(seed), jnp.uint32(2**32 - EVALUATION_STREAM))
         trace = decode(params, batch.prompts, key, rows, self._setup, self._sampler)
         graded = grade(trace.completion, batch.features, self._setup)
         live = live_positions(trace.completion, self._setup.tokenizer.eos_id)
@@ -75,7 +77,7 @@ class Evaluator:
             index = np.arange(first, first + size) % count  # the last batch is filled up with items seen before
             batch = take(self._data, index % self._questions, buckets)
             rows = place(index.astype(np.int32), self._mesh)
-            answers.append(jax.device_get(self._answer(params, place(batch, self._mesh), rows)))
+            answers.append(jax.device_get(self._answer(params, place(batch, self._mesh), rows, self._seed)))
             after_batch()
         seconds = time.monotonic() - start
         completion, forwards, device, entropy = (np.concatenate(parts)[:count] for parts in zip(*answers, strict=True))

@@ -71,7 +71,7 @@ class Checkpoints:
             rest=ocp.args.StandardRestore(_rest(abstract)),
             meta=ocp.args.JsonRestore(),
         )
-        return State(saved.params, **saved.rest, base=like.base, teacher=like.teacher), saved.meta
+        return like.replace(params=saved.params, **saved.rest), saved.meta
 
     def restore_params(self, shapes: Any, shardings: Any) -> Any:
         """The selected parameters alone, in the given layout."""

@@ -63,7 +63,7 @@ def learn(state: State, replay: Replay, setup: Setup) -> tuple[State, Record]:
     with jax.named_scope("prepare"):
         compared = state.teacher if reference is None else policy(reference)
         # At every age of a rollout the same masks, so the same weights.
-        prepare_key = _stream(state.cycle - age, PREPARE_STREAM, setup)
+        prepare_key = _stream(state, PREPARE_STREAM, age)
         prepared = objective.prepare(policy(params_then), compared, rollout, prepare_key, settings, context)
     metrics = metrics | prepared.metrics
     if setup.config.rollout.staleness:
@@ -71,7 +71,7 @@ def learn(state: State, replay: Replay, setup: Setup) -> tuple[State, Record]:
 
     def update(carry, number):
         params, optimizer = carry
-        update_key = jax.random.fold_in(_stream(state.cycle, UPDATE_STREAM, setup), number)
+        update_key = jax.random.fold_in(_stream(state, UPDATE_STREAM), number)
         params, optimizer, step_metrics = take_update(
             params, optimizer, rollout, prepared, update_key, setup, state.base
         )
@@ -82,7 +82,7 @@ def learn(state: State, replay: Replay, setup: Setup) -> tuple[State, Record]:
     metrics |= jax.tree.map(jnp.mean, steps) | {"param_norm": optax.tree.norm(params)}
     kept = replay if setup.config.rollout.staleness else None
     return (
-        State(params, reference, optimizer, state.cycle + 1, state.base, state.teacher, kept),
+        State(params, reference, optimizer, state.cycle + 1, state.seed, state.base, state.teacher, kept),
         replicated(Record(metrics, rollout.completion, components)),  # so that every process can read it
     )
 
@@ -92,8 +92,9 @@ def _age(state: State, setup: Setup) -> jax.Array:
     return state.cycle % (1 + setup.config.rollout.staleness)
 
 
-def _stream(cycle: jax.Array, number: int, setup: Setup) -> jax.Array:
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(setup.config.run.seed), cycle), number)
+def _stream(state: State, number: int, age: jax.Array | int = 0) -> jax.Array:
+    """The key of one stream of a cycle's randomness, or of the cycle `age` before it."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(state.seed), state.cycle - age), number)
 
 
 def gather(state: State, batch: Batch, setup: Setup) -> Replay:
@@ -101,7 +102,7 @@ def gather(state: State, batch: Batch, setup: Setup) -> Replay:
     if not setup.objective.ROLLOUT:
         return Replay(demonstrations(batch, setup), {}, {}, state.params)
     policy = policy_of(state.params, state.base, setup.config.lora)
-    rollout, components, forwards = roll_out(policy, batch, _stream(state.cycle, ROLLOUT_STREAM, setup), setup)
+    rollout, components, forwards = roll_out(policy, batch, _stream(state, ROLLOUT_STREAM), setup)
     metrics = _decoding_metrics(rollout, forwards) | _reward_metrics(components)
     return Replay(rollout, components, metrics, state.params)
 

@@ -25,7 +25,9 @@ class Replay(NamedTuple):
 
 @struct.dataclass
 class State:
-    """`cycle int32[]` counts finished cycles; `reference` is None for objectives that learn from demonstrations.
+    """`cycle int32[]` counts finished cycles, `seed uint32[]` is the run's: an input, so that seeds share one program.
+
+    `reference` is None for objectives that learn from demonstrations.
 
     Under LoRA, params and reference are adapters (`{}`: the adapter off) on the frozen `base`; else base is None.
     `teacher`, another model's frozen parameters, takes the reference's place where the objective names one. `replay` is
@@ -36,6 +38,7 @@ class State:
     reference: Any
     optimizer: Any
     cycle: jax.Array
+    seed: jax.Array
     base: Any = None
     teacher: Any = None
     replay: Replay | None = None
@@ -67,8 +70,8 @@ def fresh_state(
         init = lambda: init_adapters(jax.random.fold_in(key, 1), lora, setup.model)  # noqa: E731
         params = jax.jit(init, out_shardings=shardings(adapter_specs(lora, setup.model), mesh))()
     elif params is None:
-        init = jax.jit(lambda: init_params(key, setup.model), out_shardings=param_shardings(setup.model, mesh))
-        params = init()
+        init = jax.jit(init_params, static_argnums=1, out_shardings=param_shardings(setup.model, mesh))
+        params = init(key, setup.model)
 
     start = jax.jit(lambda params: begin(setup, params, fresh=fresh, taught=teacher is not None))
     return start(params).replace(base=base, teacher=teacher)
@@ -84,4 +87,4 @@ def begin(setup: Setup, params: Any, *, fresh: bool, taught: bool) -> State:
     if setup.objective.ROLLOUT and not taught:
         adapter_off = setup.config.lora.rank and fresh and not setup.config.objective.reference_sync
         reference = {} if adapter_off else copy(params)
-    return State(copy(params), reference, optimizer_of(setup).init(params), jnp.int32(0))
+    return State(copy(params), reference, optimizer_of(setup).init(params), jnp.int32(0), jnp.uint32(setup.config.run.seed))
