@@ -10,7 +10,9 @@ import pytest
 
 from dmpo_jax.config import resolve
 from dmpo_jax.model.parameters import init_params
+from dmpo_jax.objectives import OBJECTIVES
 from dmpo_jax.parallel.mesh import make_mesh
+from dmpo_jax.planning.programs import abstract_batch, abstract_state
 from dmpo_jax.tasks.task import Example
 from dmpo_jax.training.cycle import empty_replay, make_cycle
 from dmpo_jax.training.data import Batches, encode, place
@@ -162,6 +164,42 @@ def test_accumulation_gives_the_same_update(one_device):
     """Micro-batches of whole groups, with the masks of the whole batch: the same loss, gradient and parameters."""
     for parts, shape in ((2, (1, 1, 1)), (4, (2, 1, 1))):
         assert_same(run(setup_of(rollout={"accumulation": parts}), shape), one_device)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_group_at_a_time_is_served_by_every_objective(name):
+    """One group a micro-batch, and one prompt a cycle: axes of size 1 keep their partition."""
+    sampler = {"algorithm": "random", "trace_entropy": True} if name == "agrpo" else {}
+    lora = {"rank": 2} if name == "diffu_grpo" else {}
+    for prompts, parts in ((2, 2), (1, 1)):
+        rollout = {"prompts": prompts, "accumulation": parts, "group": 1 if name == "denoise" else 4}
+        setup = setup_of(objective={"name": name}, rollout=rollout, sampler=sampler, lora=lora)
+        mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+        with jax.set_mesh(mesh):
+            state, record = jax.eval_shape(make_cycle(setup), *abstract(setup, mesh))
+        assert record.completion.shape == (prompts, rollout["group"], 20)
+        assert jax.tree.structure(state.params) == jax.tree.structure(abstract(setup, mesh)[0].params)
+
+
+def abstract(setup, mesh):
+    batch = abstract_batch(setup, mesh)
+    return abstract_state(setup, batch, mesh), batch
+
+
+def test_seeds_share_one_program():
+    """The seed is data, so another one finds the program in the cache; the keys are those of the number itself."""
+    texts = []
+    for seed in (1, 2**32 - 1):
+        setup = setup_of(run={"seed": seed})
+        mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+        batch = place(batches_of(setup_of())[0], mesh)
+        with jax.set_mesh(mesh):
+            state = fresh_state(setup, mesh)
+            lowered = jax.jit(make_cycle(setup), donate_argnums=0).lower(state, batch)
+            texts.append(lowered.as_text())
+            key = jax.random.key(state.seed)
+            assert np.array_equal(jax.random.key_data(key), jax.random.key_data(jax.random.key(seed)))
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(

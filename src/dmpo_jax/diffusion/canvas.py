@@ -9,6 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dmpo_jax.parallel.mesh import by_row
+
 
 class Prompts(NamedTuple):
     """Rows to complete: `tokens int32[B, T]` right-padded, `length int32[B]`."""
@@ -47,9 +49,7 @@ def make_canvas(completion: jax.Array, prompts: Prompts, attend_to_padding: bool
 
 def repeat(tree, count: int):
     """Every row of every leaf `count` times, prompt-major: a group stays together, so a shard holds whole groups."""
-    return jax.tree.map(
-        lambda x: jnp.broadcast_to(x[:, None], (x.shape[0], count, *x.shape[1:])).reshape(-1, *x.shape[1:]), tree
-    )
+    return jax.tree.map(lambda x: by_row(jnp.broadcast_to(x[:, None], (x.shape[0], count, *x.shape[1:]))), tree)
 
 
 def live_positions(completion: jax.Array, eos_id: int) -> jax.Array:

@@ -65,7 +65,7 @@ def masked_log_probs(
     batch, replicates, length = masked.shape
     half = replicates // 2
     shown = jnp.where(masked | ~live[:, None], mask_id, completion[:, None])  # [B, R, L]
-    hidden = completion_hidden(params, shown.reshape(-1, length), repeat(prompts, replicates), config)
+    hidden = completion_hidden(params, meshes.by_row(shown), repeat(prompts, replicates), config)
     shape = (batch, replicates, length, config.d_model)
     hidden = jnp.reshape(hidden, shape, out_sharding=meshes.activation(("rows", None, None, None), shape))
     if paired:

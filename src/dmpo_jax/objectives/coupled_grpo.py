@@ -33,7 +33,7 @@ from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.diffu_grpo import clipped_loss, prepare
 from dmpo_jax.objectives.mean_field import view_log_probs, view_states
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
-from dmpo_jax.parallel.mesh import by_group, per_shard
+from dmpo_jax.parallel.mesh import by_group, by_row, per_shard
 
 ROLLOUT = True
 __all__ = ["ROLLOUT", "Config", "loss", "prepare"]  # diffu-GRPO prepares the same
@@ -80,8 +80,8 @@ def coupled_log_probs(
     params: dict, rollout: Rollout, masked: jax.Array, rate: jax.Array, context: Context
 ) -> jax.Array:
     """l_d as in the module's equation, `f32[P, N, L]`, for masks `bool[P * N, 2, L]` at rates `f32[P * N]`."""
-    groups, size, length = rollout.completion.shape
-    live = rollout.live.reshape(-1, length)[:, None]
+    groups, size, _ = rollout.completion.shape
+    live = by_row(rollout.live)[:, None]
     hidden = jnp.concatenate([jnp.ones_like(live), masked | ~live], axis=1)
     states = view_states(params, rollout, repeat(rollout.prompts, 3 * size), hidden, context)
     first = masked[:, 0]
@@ -95,11 +95,10 @@ def loss(
     params: dict, rollout: Rollout, prepared: Prepared, key: jax.Array, config: Config, context: Context
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Scalar loss of one update on fresh masks."""
-    length = rollout.completion.shape[-1]
     masked, rate = per_shard(
         lambda key, rows: coupled_masks(row_keys(key, rows[0]), rows[1], config.lowest_rate, config.highest_rate),
         key,
-        (rollout.row.reshape(-1), rollout.live.reshape(-1, length)),
+        (by_row(rollout.row), by_row(rollout.live)),
     )
     return loss_on(params, rollout, prepared, masked, rate, config, context)
 

@@ -31,7 +31,7 @@ from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.importance import scored_live
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
 from dmpo_jax.objectives.sequence import elbo_changes, live_length, penalised
-from dmpo_jax.parallel.mesh import per_shard
+from dmpo_jax.parallel.mesh import by_row, per_shard
 
 ROLLOUT = True
 
@@ -100,7 +100,7 @@ def loss(
             row_keys(key, rows[0]), rows[1], config.nodes, config.draws, config.node_weight
         ),
         key,
-        (rollout.row.reshape(-1), live.reshape(-1, live.shape[-1])),
+        (by_row(rollout.row), by_row(live)),
     )
     return loss_on(params, rollout, prepared, masks, config, context)
 

@@ -28,7 +28,7 @@ from dmpo_jax.errors import UserError
 from dmpo_jax.objectives import checks, group
 from dmpo_jax.objectives.objective import Context, Rollout, elbo_on
 from dmpo_jax.objectives.policy_gradient import rollout_metrics
-from dmpo_jax.parallel.mesh import by_group, per_shard, replicated
+from dmpo_jax.parallel.mesh import by_group, by_row, per_shard, replicated
 
 # What each arithmetic settles where a setting is left out.
 SETTLED = {
@@ -224,7 +224,6 @@ def from_rows(x: jax.Array, groups: int) -> jax.Array:
 
 def _trajectory(params: dict, rollout: Rollout, context: Context) -> jax.Array:
     groups, size, length = rollout.completion.shape
-    flat = lambda x: x.reshape(-1, length)  # noqa: E731
 
     def on_shard(params, rows):
         prompts, completion, step = rows
@@ -233,5 +232,5 @@ def _trajectory(params: dict, rollout: Rollout, context: Context) -> jax.Array:
             mask_id=context.mask_id, config=context.model,
         )  # fmt: skip
 
-    rows = (repeat(rollout.prompts, size), flat(rollout.completion), flat(rollout.step))
+    rows = (repeat(rollout.prompts, size), by_row(rollout.completion), by_row(rollout.step))
     return by_group(jnp.sum(per_shard(on_shard, params, rows), axis=-1), groups)

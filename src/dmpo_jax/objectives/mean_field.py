@@ -15,7 +15,7 @@ from dmpo_jax.diffusion.forward import completion_hidden
 from dmpo_jax.diffusion.masking import row_keys
 from dmpo_jax.objectives.objective import Context, Rollout
 from dmpo_jax.parallel import mesh as meshes
-from dmpo_jax.parallel.mesh import by_group, per_shard
+from dmpo_jax.parallel.mesh import by_group, by_row, per_shard
 
 
 def masked_prompts(rollout: Rollout, key: jax.Array, rate: float, mask_id: int, views: int = 1) -> Prompts:
@@ -33,7 +33,7 @@ def masked_prompts(rollout: Rollout, key: jax.Array, rate: float, mask_id: int, 
         tokens = jnp.where((draw < rate) & real, mask_id, prompts.tokens[:, None])
         return Prompts(tokens.reshape(-1, width), jnp.repeat(prompts.length, views))
 
-    return per_shard(on_shard, key, (rollout.row.reshape(-1), prompts))
+    return per_shard(on_shard, key, (by_row(rollout.row), prompts))
 
 
 def view_states(params: dict, rollout: Rollout, prompts: Prompts, hidden: jax.Array, context: Context) -> jax.Array:
@@ -41,9 +41,8 @@ def view_states(params: dict, rollout: Rollout, prompts: Prompts, hidden: jax.Ar
 
     hidden `bool[P * N, V, L]` says what a view masks; prompts hold one row per view, as `masked_prompts` makes them.
     """
-    length = rollout.completion.shape[-1]
-    shown = jnp.where(hidden, context.mask_id, rollout.completion.reshape(-1, length)[:, None])
-    states = completion_hidden(params, shown.reshape(-1, length), prompts, context.model)
+    shown = jnp.where(hidden, context.mask_id, by_row(rollout.completion)[:, None])
+    states = completion_hidden(params, by_row(shown), prompts, context.model)
     shape = (*hidden.shape, context.model.d_model)
     return jnp.reshape(states, shape, out_sharding=meshes.activation(("rows", None, None, None), shape))
 
@@ -53,13 +52,13 @@ def view_log_probs(params: dict, rollout: Rollout, states: jax.Array, context: C
 
     Of a token that its view shows it means nothing.
     """
-    groups, _, length = rollout.completion.shape
-    targets = jnp.broadcast_to(rollout.completion.reshape(-1, length)[:, None], states.shape[:3])
+    groups = rollout.completion.shape[0]
+    targets = jnp.broadcast_to(by_row(rollout.completion)[:, None], states.shape[:3])
     return by_group(token_log_probs(params, states, targets, context.model, context.loss_chunk), groups)
 
 
 def mean_field_log_probs(params: dict, rollout: Rollout, prompts: Prompts, context: Context) -> jax.Array:
     """fp32 log-probability `[P, N, L]` of every completion token with the whole completion hidden."""
-    everything = jnp.ones_like(rollout.live.reshape(-1, rollout.live.shape[-1]))[:, None]
+    everything = jnp.ones_like(by_row(rollout.live))[:, None]
     states = view_states(params, rollout, prompts, everything, context)
     return view_log_probs(params, rollout, states, context)[:, :, 0]

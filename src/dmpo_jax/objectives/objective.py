@@ -21,7 +21,7 @@ from dmpo_jax.diffusion.elbo import elbo, elbo_replicates
 from dmpo_jax.diffusion.masking import Masks, draw_masks, row_keys
 from dmpo_jax.diffusion.sampler import SamplerConfig
 from dmpo_jax.model.parameters import ModelConfig
-from dmpo_jax.parallel.mesh import by_group, per_shard
+from dmpo_jax.parallel.mesh import by_group, by_row, per_shard
 
 
 class Rollout(NamedTuple):
@@ -89,18 +89,18 @@ def rollout_masks(rollout: Rollout, live: jax.Array, key: jax.Array, replicates:
     return per_shard(
         lambda key, rows: draw_masks(row_keys(key, rows[0]), rows[1], replicates, law),
         key,
-        (rollout.row.reshape(-1), live.reshape(-1, live.shape[-1])),
+        (by_row(rollout.row), by_row(live)),
     )
 
 
 def _of_rollout(estimate, params: dict, rollout: Rollout, live: jax.Array, masks: Masks, context: Context) -> jax.Array:
-    groups, size, length = rollout.completion.shape
+    groups, size, _ = rollout.completion.shape
     value = estimate(
         params,
         repeat(rollout.prompts, size),
-        rollout.completion.reshape(-1, length),
+        by_row(rollout.completion),
         masks,
-        live.reshape(-1, length),
+        by_row(live),
         mask_id=context.mask_id,
         config=context.model,
         chunk=context.loss_chunk,

@@ -40,7 +40,7 @@ from dmpo_jax.objectives.mean_field import (
     view_states,
 )
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
-from dmpo_jax.parallel.mesh import by_group, per_shard
+from dmpo_jax.parallel.mesh import by_group, by_row, per_shard
 
 ROLLOUT = True
 NEVER = -1e9  # nats of a token that no view hides; finite, so that its gradient is 0
@@ -139,7 +139,7 @@ def loss(
     hidden = per_shard(
         lambda key, rows: block_masks(row_keys(key, rows[0]), rows[1], config.masks, block, config.prompt_mask),
         view_key,
-        (rollout.row.reshape(-1), rollout.live.reshape(-1, length)),
+        (by_row(rollout.row), by_row(rollout.live)),
     )
     prompts = masked_prompts(rollout, prompt_key, config.prompt_mask, context.mask_id, config.masks)
     return loss_on(params, rollout, prepared, hidden, prompts, config, context)

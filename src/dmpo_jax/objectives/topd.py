@@ -36,7 +36,7 @@ from dmpo_jax.model.denoiser import with_whole_head
 from dmpo_jax.objectives import checks, trace_rows
 from dmpo_jax.objectives import policy_gradient as pg
 from dmpo_jax.objectives.objective import Context, Prepared, Rollout
-from dmpo_jax.parallel.mesh import by_group, per_shard
+from dmpo_jax.parallel.mesh import by_group, by_row, per_shard
 
 ROLLOUT = True
 DIVERGENCES = ("reverse_kl", "forward_kl", "jensen_shannon")
@@ -125,7 +125,7 @@ def step_share(traced: trace_rows.Traced, rows: int, block_size: int) -> jax.Arr
         count = jnp.zeros((row.shape[0], blocks, rows), jnp.int32).at[batch, block, row].add(counted.astype(jnp.int32))
         return jnp.where(counted, 1.0 / jnp.maximum(count[batch, block, row], 1), 0.0)
 
-    flat = tuple(x.reshape(-1, length) for x in traced)
+    flat = tuple(map(by_row, traced))
     return by_group(per_shard(on_shard, (), flat), groups)
 
 

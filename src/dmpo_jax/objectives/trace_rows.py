@@ -28,7 +28,7 @@ from dmpo_jax.model.denoiser import head_logits
 from dmpo_jax.model.parameters import ModelConfig
 from dmpo_jax.objectives.objective import Context, Rollout
 from dmpo_jax.parallel import mesh as meshes
-from dmpo_jax.parallel.mesh import by_group, per_shard
+from dmpo_jax.parallel.mesh import by_group, by_row, per_shard
 
 COUNTED = ("all", "live", "text")
 
@@ -121,12 +121,11 @@ def trace(rollout: Rollout, counted: str, shrink: int, context: Context) -> Trac
         blocks = length // block_size + 1 if block_size else 1
         return Traced(row_numbers(step, block, blocks, shrink), block, inside)
 
-    flat = lambda x: x.reshape(-1, length)  # noqa: E731
     rows = (
         repeat(rollout.prompts.length, size),
-        flat(rollout.completion),
-        flat(rollout.step),
-        flat(rollout.live),
+        by_row(rollout.completion),
+        by_row(rollout.step),
+        by_row(rollout.live),
     )
     return jax.tree.map(lambda x: by_group(x, groups), per_shard(on_shard, (), rows))
 
@@ -148,8 +147,7 @@ def pick(traced: Traced, rollout: Rollout, number: jax.Array, weight: jax.Array,
         token = jnp.take_along_axis(completion[:, None], position, axis=2)
         return Rows(number, weight, position, token, scored > 0)
 
-    flat = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
-    rows = tuple(map(flat, (traced.row, traced.counted, rollout.completion, number, weight)))
+    rows = tuple(map(by_row, (traced.row, traced.counted, rollout.completion, number, weight)))
     return jax.tree.map(lambda x: by_group(x, groups), per_shard(on_shard, (), rows))
 
 
@@ -175,7 +173,7 @@ def select(traced: Traced, rollout: Rollout, key: jax.Array, rows: int, most: in
 
     groups = traced.row.shape[0]
     held = occupied(traced, most)
-    number, weight = per_shard(on_shard, key, (rollout.row.reshape(-1), held.reshape(-1, most)))
+    number, weight = per_shard(on_shard, key, (by_row(rollout.row), by_row(held)))
     return pick(traced, rollout, by_group(number, groups), by_group(weight, groups), width)
 
 
@@ -189,8 +187,8 @@ class Texts(NamedTuple):
 
 def texts_of(rollout: Rollout, traced: Traced) -> Texts:
     """The completions of a rollout, one after another."""
-    _, size, length = rollout.completion.shape
-    return Texts(repeat(rollout.prompts, size), rollout.completion.reshape(-1, length), traced.row.reshape(-1, length))
+    size = rollout.completion.shape[1]
+    return Texts(repeat(rollout.prompts, size), by_row(rollout.completion), by_row(traced.row))
 
 
 def row_hidden(params: dict, texts: Texts, rows: Rows, mask_id: int, config: ModelConfig) -> jax.Array:
@@ -209,8 +207,8 @@ def over_rows(function: Callable[[Rows], jax.Array], rows: Rows):
 
     One row's activations are alive at a time, in the backward pass too.
     """
-    groups, size, count = rows.number.shape
-    split = lambda x: jnp.moveaxis(x.reshape(groups * size, count, *x.shape[3:]), 1, 0)  # noqa: E731
+    groups, _, count = rows.number.shape
+    split = lambda x: jnp.moveaxis(by_row(x), 1, 0)  # noqa: E731
     step = jax.checkpoint(function) if count > 1 else function
     _, out = jax.lax.scan(lambda _, row: (None, step(row)), None, jax.tree.map(split, rows))
     return jax.tree.map(lambda x: by_group(jnp.moveaxis(x, 0, 1), groups), out)

@@ -97,6 +97,15 @@ def by_group(x: jax.Array, groups: int) -> jax.Array:
     return x if explicit_mesh() is None else jax.reshard(x, PartitionSpec(ROWS))
 
 
+def by_row(x: jax.Array) -> jax.Array:
+    """Groups `[P, N, ...]` as rows `[P * N, ...]`, staying where they are.
+
+    Not left to `reshape`, which forgets the partition of an axis of size 1: a single group, one row of it a shard.
+    """
+    x = x.reshape(-1, *x.shape[2:])
+    return x if explicit_mesh() is None else jax.reshard(x, PartitionSpec(ROWS))
+
+
 def split_groups(tree, parts: int):
     """Leaves `[P, ...]` as `[parts, P / parts, ...]`; taking every parts-th group keeps each device's own groups on it."""
 

@@ -87,4 +87,6 @@ def begin(setup: Setup, params: Any, *, fresh: bool, taught: bool) -> State:
     if setup.objective.ROLLOUT and not taught:
         adapter_off = setup.config.lora.rank and fresh and not setup.config.objective.reference_sync
         reference = {} if adapter_off else copy(params)
-    return State(copy(params), reference, optimizer_of(setup).init(params), jnp.int32(0), jnp.uint32(setup.config.run.seed))
+    return State(
+        copy(params), reference, optimizer_of(setup).init(params), jnp.int32(0), jnp.uint32(setup.config.run.seed)
+    )
