@@ -137,6 +137,8 @@ def test_flops_walked_are_those_of_the_formula(name):
         setup = make_setup(resolve(sections))
     programs = lowered(setup, make_mesh((1, 1, 1), jax.devices()[:1]))
     assert ("rollout" in programs) == (name == "dmpo")
+    alone = lowered(setup, make_mesh((1, 1, 1), jax.devices()[:1]), cycle_only=True)
+    assert {key: program.as_text() for key, program in alone.items()} == {"cycle": programs["cycle"].as_text()}
     steps = denoising_steps(setup)
     assert steps == 5
     walked = walk(programs["cycle"].compile().as_text(), lambda place: steps, PHASES)

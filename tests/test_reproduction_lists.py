@@ -385,7 +385,7 @@ def test_refreshing_plans_what_is_missing_and_writes_the_hours(tmp_path):
     for _ in range(2):  # the second time there is nothing to plan
         assert refresh.refresh(LARGE, [run], ["v5p-8"], plans, [str(stub)], print) == {}
     (call,) = (tmp_path / "calls").read_text().splitlines()
-    assert "--topology v5p:2x2x1" in call and "--set mesh.fsdp=4" in call
+    assert "--quick --cycle-only --topology v5p:2x2x1" in call and "--set mesh.fsdp=4" in call
     planned = resolve(tomllib.loads((tmp_path / "planned.toml").read_text()))
     assert planned.task.name == "sudoku" and estimate.shape_of(planned) == estimate.shape_of(config)
     (plan,) = estimate.read_plans(plans)

@@ -20,15 +20,18 @@ from dmpo_jax.training.teacher import with_teacher
 QUICK = {"exec_time_optimization_effort": -1.0}  # libtpu: a fifth of the time, memory within some 13 %
 
 
-def examine(config: Config, topology: Topology, quick: bool) -> dict[str, Any]:
-    """Findings on every program of a run, all figures per device. Raises UserError where the configuration does not suit."""
+def examine(config: Config, topology: Topology, quick: bool, cycle_only: bool) -> dict[str, Any]:
+    """Findings on every program of a run, or on its cycle; all figures are of one device.
+
+    Raises UserError where the configuration does not suit.
+    """
     setup = with_teacher(make_setup(config))
     devices = devices_of(topology)
     shape = config.mesh.shape(len(devices))
     mesh = make_mesh(shape, devices)
     config.validate_mesh(row_shards(mesh), shape)
     programs = {}
-    for name, program in lowered(setup, mesh).items():
+    for name, program in lowered(setup, mesh, cycle_only).items():
         programs[name] = _compiled(program, setup, topology, quick)
     width = max(config.rollout.prompt_buckets, default=0)
     counted = {k: v / len(devices) for k, v in phase_flops(setup, width).items()} if width else {}

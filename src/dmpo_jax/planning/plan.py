@@ -21,9 +21,13 @@ ENVIRONMENT = {  # of the compiling process: no device is looked for, and severa
 
 
 def plan(
-    config: Config, names: list[str], quick: bool, show: Callable[[dict[str, Any]], None] = lambda found: None
+    config: Config,
+    names: list[str],
+    quick: bool,
+    show: Callable[[dict[str, Any]], None] = lambda found: None,
+    cycle_only: bool = False,
 ) -> list[dict[str, Any]]:
-    """Findings for each topology, in turn, and shown as soon as they are known.
+    """Findings for each topology, in turn, and shown as soon as they are known; on the cycle alone if wanted.
 
     Raises UserError, before anything is compiled, on a name that is not a topology or whose compiler is not installed.
     """
@@ -32,17 +36,18 @@ def plan(
         check_compiler(topology)
     results = []
     for topology in topologies:
-        results.append(examined(config, topology, quick))
+        results.append(examined(config, topology, quick, cycle_only))
         show(results[-1])
     return results
 
 
-def examined(config: Config, topology: Topology, quick: bool) -> dict[str, Any]:
+def examined(config: Config, topology: Topology, quick: bool, cycle_only: bool) -> dict[str, Any]:
     """One topology's findings, compiled in a process of its own. Raises UserError where the configuration does not suit it."""
     environment = os.environ | ENVIRONMENT
     if topology.is_tpu:  # whose compiler ends the process at flags of others
         environment.pop("XLA_FLAGS", None)
-    command = [sys.executable, "-m", "dmpo_jax.planning", topology.name, "quick" if quick else "full"]
+    how = ["quick" if quick else "full", "cycle" if cycle_only else "all"]
+    command = [sys.executable, "-m", "dmpo_jax.planning", topology.name, *how]
     try:
         ran = subprocess.run(
             command,

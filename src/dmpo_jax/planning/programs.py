@@ -53,11 +53,14 @@ def abstract_state(setup: Setup, batch: Batch, mesh: jax.sharding.Mesh) -> State
     return state
 
 
-def lowered(setup: Setup, mesh: jax.sharding.Mesh) -> dict[str, jax.stages.Lowered]:
+def lowered(setup: Setup, mesh: jax.sharding.Mesh, cycle_only: bool = False) -> dict[str, jax.stages.Lowered]:
     """The rollout, one update and the whole cycle, by name; an objective without rollouts has none of the first."""
     with jax.set_mesh(mesh):
         batch = abstract_batch(setup, mesh)
         state = abstract_state(setup, batch, mesh)
+        cycle = jax.jit(make_cycle(setup), donate_argnums=0).lower(state, batch)
+        if cycle_only:
+            return {"cycle": cycle}
         key = _on(mesh, jax.eval_shape(lambda: jax.random.key(0)))
         policy = lambda params, base: policy_of(params, base, setup.config.lora)  # noqa: E731
         programs = {}
@@ -78,8 +81,7 @@ def lowered(setup: Setup, mesh: jax.sharding.Mesh) -> dict[str, jax.stages.Lower
             donate_argnums=(0, 1),
         )
         programs["update"] = update.lower(state.params, state.optimizer, state.base, rollout, prepared, key)
-        programs["cycle"] = jax.jit(make_cycle(setup), donate_argnums=0).lower(state, batch)
-        return programs
+        return programs | {"cycle": cycle}
 
 
 def denoising_steps(setup: Setup) -> float:

@@ -46,27 +46,27 @@ def refresh(
 ) -> dict[str, str]:
     """Plans every shape of the runs on every hardware that `path` does not hold yet, and keeps each at once.
 
-    Returns what could not be planned, by name, with the reason.
+    The file is read anew each time, so that several starts with other runs or hardware can share it. Returns what could not be
+    planned, by name, with the reason.
     """
-    plans = read_plans(path)
-    shapes = read_json(path)["shapes"]
     failed = {}
     for run in (run for run in runs if run.kind == "train"):
         config = load_config(run.config)
         shape = shape_of(config)
         for name in hardware:
             key = (digest_of(shape), manifest.hardware[name].topology, mesh_of(manifest.hardware[name]))
-            if any(key == (plan.shape, plan.topology, plan.mesh) for plan in plans):
+            if any(key == (plan.shape, plan.topology, plan.mesh) for plan in read_plans(path)):
                 continue
             say(f"{run.name} on {name} ...")
             try:
-                plans.append(_planned(config, manifest.hardware[name], dmpo))
+                new = _planned(config, manifest.hardware[name], dmpo)
             except UserError as error:
                 failed[f"{run.name} on {name}"] = str(error)
                 say(f"{run.name} on {name}: {error}")
                 continue
-            shapes[digest_of(shape)] = shape
-            write_text(path, as_text(plans, shapes))
+            plans, shapes = read_plans(path), read_json(path)["shapes"]
+            write_text(path, as_text([*plans, new], shapes | {new.shape: shape}))
+    plans = read_plans(path)
     for run in (run for run in runs if run.kind == "train"):
         write_hours(Path(run.config), hours_line(manifest, load_config(run.config), plans))
     return failed
@@ -76,8 +76,9 @@ def _planned(config: Config, hardware: Hardware, dmpo: Sequence[str]) -> Plan:
     with tempfile.TemporaryDirectory() as folder:
         recipe, out = Path(folder) / "planned.toml", Path(folder) / "plan.json"
         recipe.write_text(planned_as(config).to_toml(), encoding="utf-8")
-        command = [*dmpo, "plan", str(recipe), "--quick", "--topology", hardware.topology, "--out", str(out)]
-        ran = subprocess.run([*command, *as_options(hardware.mesh)], capture_output=True, text=True, check=False)
+        how = ["--quick", "--cycle-only", "--topology", hardware.topology, "--out", str(out)]
+        command = [*dmpo, "plan", str(recipe), *how, *as_options(hardware.mesh)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
         if ran.returncode:
             lines = ran.stderr.strip().splitlines() or ["it said nothing"]
             raise UserError(f"dmpo plan ended with code {ran.returncode}: {lines[-1][:300]}")
