@@ -1,5 +1,6 @@
 """Planning without the hardware: loops and collectives counted from compiled text, and the programs that training runs."""
 
+import dataclasses
 import importlib.util
 import json
 
@@ -99,19 +100,22 @@ dim_labels=0b1f_0o1i->01bf, metadata={op_name="jit(f)/update/dot"}
 
 ENTRY %main (x.1: bf16[4,256,8,128]) -> bf16[4,256,8,128] {
   %start = (s32[]{:T(128)}, bf16[4,256,8,128]{1,3,2,0}) tuple(%zero, %x.1)
-  %loop = (s32[]{:T(128)}, bf16[4,256,8,128]{1,3,2,0}) while(%start), condition=%cond, body=%body
+  %loop = (s32[]{:T(128)}, bf16[4,256,8,128]{1,3,2,0}) while(%start), condition=%cond, body=%body, \
+metadata={op_name="jit(f)/update/while"}
   ROOT %out = bf16[4,256,8,128]{1,3,2,0} get-tuple-element(%loop), index=1
 }
 """
 
 
 def test_a_tpu_programs_products_and_pieces():
-    """A batched product written as a convolution, of which 4 x 1 pairs of positions meet; an exchange in two pieces."""
+    """A batched product written as a convolution, of which 4 x 1 pairs of positions meet; an exchange in two pieces, which the
+    compiler put into a loop of the update without a place of its own."""
     computations, entry = parse(TPU_TEXT)
     assert trip_count(computations, computations[entry]["loop"]) == 9
     walked = walk(TPU_TEXT, lambda place: 1e9, PHASES)
     assert walked.flops["update"] == 9 * 2 * 4 * 256 * 256 * 128 and walked.flops["sample"] == 0
-    assert [(c.kind, c.count, c.bytes) for c in walked.collectives] == [("all-gather", 9, 9 * 64 * 16 * 2)]
+    gathered = ("all-gather", "update", True, 9, 9 * 64 * 16 * 2)
+    assert [dataclasses.astuple(c) for c in walked.collectives] == [gathered]
 
 
 @pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)])

@@ -131,14 +131,16 @@ def walk(text: str, assumed: Callable[[str], float], scopes: tuple[str, ...] = (
     """FLOPs and collectives of a program's optimised text.
 
     `assumed(place)` is how often a loop runs whose condition only the data decide. Figures are kept apart by the first of
-    `scopes` that is in a line's place, "other" where none is. The branches of a conditional count as equally likely.
+    `scopes` that is in a line's place, or in that of the loop it stands in (what a compiler adds has none of its own), "other"
+    where none is. The branches of a conditional count as equally likely.
     """
     computations, entry = parse(text)
     flops: dict[str, float] = dict.fromkeys((*scopes, "other"), 0.0)
     traffic = dict(flops)
     found: dict[tuple[str, str, bool, float], Collective] = {}
-    for instruction, computation, times, loop in _executed(computations, entry, assumed):
-        scope = next((s for s in scopes if s in instruction.place.split("/")), "other")
+    for instruction, computation, times, loop, around in _executed(computations, entry, assumed):
+        places = instruction.place.split("/"), around.split("/")
+        scope = next((s for place in places for s in scopes if s in place), "other")
         if instruction.opcode in ("dot", "convolution"):
             cost = _dot_flops if instruction.opcode == "dot" else _convolution_flops
             flops[scope] += times * cost(instruction, computation)
@@ -156,24 +158,30 @@ def walk(text: str, assumed: Callable[[str], float], scopes: tuple[str, ...] = (
 
 
 def _executed(
-    computations: dict[str, Computation], name: str, assumed: Callable[[str], float], times: float = 1.0, loop=False
-) -> Iterator[tuple[Instruction, Computation, float, bool]]:
-    """Every instruction that runs, how often, and whether in a loop."""
+    computations: dict[str, Computation],
+    name: str,
+    assumed: Callable[[str], float],
+    times: float = 1.0,
+    loop: bool = False,
+    around: str = "",
+) -> Iterator[tuple[Instruction, Computation, float, bool, str]]:
+    """Every instruction that runs, how often, whether in a loop, and the place of the innermost call around it that has one."""
     computation = computations[name]
     for instruction in computation.values():
-        yield instruction, computation, times, loop
+        yield instruction, computation, times, loop, around
+        inside = instruction.place or around
         if instruction.opcode == "while":
             count = trip_count(computations, instruction)
             count = assumed(instruction.place) if count is None else count
-            yield from _executed(computations, instruction.called("body"), assumed, times * count, True)
+            yield from _executed(computations, instruction.called("body"), assumed, times * count, True, inside)
         elif instruction.opcode == "conditional":
             listed = re.findall(r"%?([^\s,{}]+)", instruction.attribute("branch_computations"))
             branches = listed or [instruction.called("true_computation"), instruction.called("false_computation")]
             for branch in branches:
-                yield from _executed(computations, branch, assumed, times / len(branches), loop)
+                yield from _executed(computations, branch, assumed, times / len(branches), loop, inside)
         elif instruction.opcode in ("fusion", "call", "async-start"):
             inner = instruction.called("calls") or instruction.called("to_apply")
-            yield from _executed(computations, inner, assumed, times, loop)
+            yield from _executed(computations, inner, assumed, times, loop, inside)
 
 
 def trip_count(computations: dict[str, Computation], loop: Instruction) -> float | None:
