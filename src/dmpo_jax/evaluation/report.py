@@ -8,11 +8,8 @@ from dmpo_jax.errors import UserError
 from dmpo_jax.evaluation.charts import colour, dash, draw, panels
 from dmpo_jax.evaluation.gallery import gallery, visible
 from dmpo_jax.evaluation.intervals import newcombe, wilson
-from dmpo_jax.evaluation.report_style import CSS
+from dmpo_jax.evaluation.report_page import document
 from dmpo_jax.evaluation.run_folder import Result, RunFolder, number, read_runs
-
-# Even if text escaped its quoting, the page may run and request nothing.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def write_report(run_dirs: list[Path], out: Path) -> None:
@@ -52,15 +49,7 @@ def _page(runs: list[RunFolder]) -> str:
         _section("Configuration", "".join(_configuration(run) for run in runs)),
         _section("Versions", _versions(runs)),
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>Training report</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(part for part in parts if part)
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    return document("Training report", parts)
 
 
 def _section(title: str, body: str) -> str:

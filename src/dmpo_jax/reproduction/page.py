@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dmpo_jax.errors import UserError
-from dmpo_jax.evaluation.report_style import CSS
+from dmpo_jax.evaluation.report_page import document
 from dmpo_jax.reproduction.document import Table, as_html
 from dmpo_jax.training.metrics import write_text
 
-# Even if text escaped its quoting, the page may run and request nothing.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _MORE = """
 table.numbers .word { text-align: left; white-space: normal; min-width: 6rem; }
 table.numbers td.word, table.numbers td.word:first-child { overflow-wrap: break-word; }
@@ -33,16 +31,7 @@ def write_page(out: Path, title: str, tables: Sequence[Table], picture: bytes | 
         )
     sections = [as_html(table) for table in tables]
     sections.insert(min(2, len(sections)), figure)
-    page = (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{CSS}{_MORE}</style>\n</head>\n<body>\n<main>\n"
-        f"<h1>{html.escape(title)}</h1>\n"
-        + "\n".join(part for part in sections if part)
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    page = document(title, [f"<h1>{html.escape(title)}</h1>", *sections], css=_MORE)
     try:
         write_text(out, page)
     except OSError as error:

@@ -1,4 +1,9 @@
-"""The style sheet of the report."""
+"""The page that reports stand in: its head, its style sheet, and what it may do."""
+
+import html
+
+# Even if text escaped its quoting, the page may run and request nothing.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 _LIGHT = """
   --page: #ffffff; --ink: #1d2125; --soft: #5a6470; --line: #d5dae0; --raised: #f5f7f9; --grid: #e3e7eb;
@@ -13,7 +18,7 @@ _DARK = """
   --series-3: #c4a1ff; --series-4: #e3b341; --series-5: #f687b3;
 """
 
-CSS = (
+_CSS = (
     f":root {{ color-scheme: light dark; {_LIGHT} }}"
     f"@media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}"
     f"@media print {{ :root {{ color-scheme: light; {_LIGHT} }} }}"
@@ -84,3 +89,16 @@ summary { cursor: pointer; overflow-wrap: anywhere; }
   td, tr, .missing { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
 )
+
+
+def document(title: str, parts: list[str], css: str = "") -> str:
+    """A whole HTML document with a title and parts that are already quoted, empty ones left out; `css` adds to the style."""
+    body = "\n".join(part for part in parts if part)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{_CSS}{css}</style>\n</head>\n<body>\n<main>\n"
+        f"{body}\n</main>\n</body>\n</html>\n"
+    )
