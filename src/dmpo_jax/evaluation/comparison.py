@@ -193,7 +193,7 @@ def drawn(found: list[Recipe], lines: list[dict]) -> bytes:
     curves.set_xlabel("cycle")
     curves.set_title("mean reward of training answers", fontsize=10)
     curves.grid(alpha=0.3)
-    curves.legend(fontsize=7, ncols=2)
+    figure.legend(*curves.get_legend_handles_labels(), fontsize=7, ncols=10, loc="outside lower center")
     picture = io.BytesIO()
     figure.savefig(picture, format="png", metadata={"Software": None})
     return picture.getvalue()
