@@ -284,5 +284,5 @@ def test_the_script_takes_the_command_from_its_environment(tree):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "$ JAX_NUM_CPU_DEVICES=2 my dmpo train recipe.toml --run-dir out/first-0" in done.stdout
+    assert "$ JAX_NUM_CPU_DEVICES=1 my dmpo train recipe.toml --run-dir out/first-0" in done.stdout
     assert not (tree / "out").exists() and not (tree / "calls").exists()

@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace) -> int:
             _check_files(manifest, steps, target)
         lock = locked(wanted.out)
         shares = [None] * args.jobs if large else shares_of(args.jobs)
-        outcome = execute(steps, shares, wanted.out / "logs", lambda share: environment_of(target, share), lock)
+        outcome = execute(steps, shares, wanted.out / "logs", lambda share: environment_of(), lock)
     if not outcome.stopped:
         _write_tables(args, manifest, wanted, large, time.monotonic() - started)
     if target.marks and not outcome.code:
@@ -160,8 +160,7 @@ def _dry_run(args: argparse.Namespace, manifest: Manifest, wanted: Wanted, steps
             }
             texts[run.config] = {manifest.hardware[name].title: shown(one) for name, one in found.items()}
             hours[run.config] = {name: one.hours for name, one in found.items()}
-    cores = None if args.jobs == 1 else shares_of(args.jobs)[0]
-    variables = {} if manifest.hardware else environment_of(target, cores)
+    variables = {} if manifest.hardware else environment_of()
     place = target.hardware.title if target.hardware else manifest.hardware_note
     print(f"{manifest.path}: {len(steps)} steps in {wanted.out}, {args.jobs} at a time; target {target.name}, {place}")
     for line in listing(steps, texts, variables):

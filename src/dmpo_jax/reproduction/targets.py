@@ -92,7 +92,6 @@ def make_target(name: str, hardware: Hardware | None, environment: Mapping[str, 
     return Target(name, dmpo, hardware, environment)
 
 
-def environment_of(target: Target, cores: Sequence[int] | None) -> dict[str, str]:
-    """Variables of a child over its parent's: on CPUs two devices, or one where it is held to one core."""
-    count = 2 if cores is None or len(cores) > 1 else 1
-    return {} if "JAX_NUM_CPU_DEVICES" in os.environ else {"JAX_NUM_CPU_DEVICES": str(count)}
+def environment_of() -> dict[str, str]:
+    """Variables of a child over its parent's: one device, as micro-batches can make several CPU devices wait for ever."""
+    return {} if "JAX_NUM_CPU_DEVICES" in os.environ else {"JAX_NUM_CPU_DEVICES": "1"}
