@@ -421,7 +421,7 @@ from dmpo_jax.training.checkpoint import Checkpoints, load_params
 from dmpo_jax.training.state import State
 run = Path(sys.argv[1])
 one = Checkpoints(run)
-one.save(3, State({"a": jnp.ones(2)}, None, {"m": jnp.zeros(2)}, jnp.int32(3)), {"cycle": 3})
+one.save(3, State({"a": jnp.ones(2)}, None, {"m": jnp.zeros(2)}, jnp.int32(3), jnp.uint32(0)), {"cycle": 3})
 one.close()
 files = lambda: {p: p.stat().st_mtime_ns for p in run.rglob("*")}
 before = files()

@@ -210,7 +210,7 @@ MODEL = ModelConfig(vocab_size=8, d_model=8, n_layers=2, n_heads=2, d_mlp=8)
 def state_on(mesh, seed):
     make = jax.jit(lambda: init_params(jax.random.key(seed), MODEL), out_shardings=param_shardings(MODEL, mesh))
     params = make()
-    return State(params, jax.tree.map(jnp.copy, params), {"m": params}, jnp.int32(seed))
+    return State(params, jax.tree.map(jnp.copy, params), {"m": params}, jnp.int32(seed), jnp.uint32(0))
 
 
 def test_a_checkpoint_of_four_devices_is_restored_on_one_and_two(tmp_path):
