@@ -176,14 +176,11 @@ def test_a_group_at_a_time_is_served_by_every_objective(name):
         setup = setup_of(objective={"name": name}, rollout=rollout, sampler=sampler, lora=lora)
         mesh = make_mesh((1, 1, 1), jax.devices()[:1])
         with jax.set_mesh(mesh):
-            state, record = jax.eval_shape(make_cycle(setup), *abstract(setup, mesh))
+            batch = abstract_batch(setup, mesh)
+            begun = abstract_state(setup, batch, mesh)
+            state, record = jax.eval_shape(make_cycle(setup), begun, batch)
         assert record.completion.shape == (prompts, rollout["group"], 20)
-        assert jax.tree.structure(state.params) == jax.tree.structure(abstract(setup, mesh)[0].params)
-
-
-def abstract(setup, mesh):
-    batch = abstract_batch(setup, mesh)
-    return abstract_state(setup, batch, mesh), batch
+        assert jax.tree.structure(state.params) == jax.tree.structure(begun.params)
 
 
 def test_seeds_share_one_program():

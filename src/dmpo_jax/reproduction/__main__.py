@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace) -> int:
             _check_files(manifest, steps, target)
         lock = locked(wanted.out)
         shares = [None] * args.jobs if large else shares_of(args.jobs)
-        outcome = execute(steps, shares, wanted.out / "logs", lambda share: environment_of(), lock)
+        outcome = execute(steps, shares, wanted.out / "logs", environment_of(), lock)
     if not outcome.stopped:
         _write_tables(args, manifest, wanted, large, time.monotonic() - started)
     if target.marks and not outcome.code:

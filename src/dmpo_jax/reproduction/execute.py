@@ -92,7 +92,7 @@ def execute(
     steps: Sequence[Step],
     shares: Sequence[tuple[int, ...] | None],
     logs: Path,
-    environment: Callable[[tuple[int, ...] | None], dict[str, str]],
+    variables: dict[str, str],
     lock: int,
     say: Callable[[str], None] = lambda text: print(text, flush=True),
 ) -> Outcome:
@@ -114,7 +114,7 @@ def execute(
         while running or (waiting and not signals):
             while free and not signals and (step := _next(waiting, done, failed, place, say)):
                 share = free.pop(0)
-                running.append(_start(step, share, logs, environment(share), lock))
+                running.append(_start(step, share, logs, variables, lock))
                 say(f"{place[step.name]} {step.name}: {shown_command(step)}")
             for child in [c for c in running if c.process.poll() is not None]:
                 running.remove(child)

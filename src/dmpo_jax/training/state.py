@@ -51,9 +51,9 @@ def optimizer_of(setup: Setup):
 
 def random_base(setup: Setup, mesh: jax.sharding.Mesh) -> Any:
     """The frozen base of a run that starts from random numbers."""
-    key = jax.random.key(setup.config.run.seed)
-    make = lambda: store_tree(init_params(key, setup.model), setup.model)  # noqa: E731
-    return jax.jit(make, out_shardings=shardings(stored_specs(setup.model), mesh))()
+    make = lambda key: store_tree(init_params(key, setup.model), setup.model)  # noqa: E731
+    place = shardings(stored_specs(setup.model), mesh)
+    return jax.jit(make, out_shardings=place)(jax.random.key(setup.config.run.seed))
 
 
 def fresh_state(
@@ -67,8 +67,8 @@ def fresh_state(
     if lora.rank and base is None:
         base = random_base(setup, mesh)
     if params is None and lora.rank:
-        init = lambda: init_adapters(jax.random.fold_in(key, 1), lora, setup.model)  # noqa: E731
-        params = jax.jit(init, out_shardings=shardings(adapter_specs(lora, setup.model), mesh))()
+        init = lambda key: init_adapters(jax.random.fold_in(key, 1), lora, setup.model)  # noqa: E731
+        params = jax.jit(init, out_shardings=shardings(adapter_specs(lora, setup.model), mesh))(key)
     elif params is None:
         init = jax.jit(init_params, static_argnums=1, out_shardings=param_shardings(setup.model, mesh))
         params = init(key, setup.model)
