@@ -91,6 +91,16 @@ def test_elbos_of_both_policies(case):
         np.testing.assert_allclose(found.ravel(), meta["elbo"][case][f"sum_{name}"], rtol=1e-5)
 
 
+def summed(terms):
+    """Sums `f32[rows, 48]` over tokens as the official code's PyTorch does on a CPU: four accumulators of eight lanes.
+
+    The order counts: the last place of 250 nats is 1.5e-5, and the weights' logarithms are differences of such sums.
+    """
+    vectors = terms.reshape(len(terms), 6, 8)
+    first = vectors[:, 0] + vectors[:, 4] + vectors[:, 5]
+    return functools.reduce(np.add, [first, *vectors[:, 1:4].transpose(1, 0, 2)]).cumsum(axis=-1)[:, -1]
+
+
 def weight_cases():
     if not FIXTURES.is_dir():
         return []
@@ -124,31 +134,32 @@ def test_weights_of_given_masks(case):
     assert np.array_equal(weight_masks(data, case).masked, same.masked)
     ratio, log_prob = log_ratio_and_log_prob(halves)
     np.testing.assert_allclose(log_prob.ravel(), data[f"{case}/log_prob_cur"], rtol=1e-5)
-    official = data[f"{case}/log_prob_ref_tok"].sum(-1) - data[f"{case}/log_prob_cur"]
+    official = summed(data[f"{case}/log_prob_ref_tok"]) - data[f"{case}/log_prob_cur"]
     np.testing.assert_allclose(ratio.ravel(), official, atol=1e-3)  # of sums of about 250 nats
-    # From the official log-ratios on. In float32 these are known to about 3e-5 nats, and so are the weights' logarithms.
     given = jnp.asarray(official if config.alpha else np.zeros(ROWS), jnp.float32).reshape(-1, size)
     rows, metrics = importance.weights_of(jnp.asarray(data["rewards"]).reshape(-1, size), given, config)
-    tolerance = 3e-4 if config.target_ess else 1e-4 if config.alpha else 1e-5  # an ESS is met to 1e-4 by a solver there
-    np.testing.assert_allclose(metrics["coefficient/mean"], data[f"{case}/coeff"][0], rtol=1e-4)
-    np.testing.assert_allclose(rows["weight"].ravel(), data[f"{case}/advantages"], rtol=tolerance)
-    np.testing.assert_allclose(rows["opposite"].ravel(), data[f"{case}/negative_advantages"], rtol=tolerance)
+    np.testing.assert_allclose(metrics["coefficient/mean"], data[f"{case}/coeff"][0], rtol=1e-5)
+    np.testing.assert_allclose(rows["weight"].ravel(), data[f"{case}/advantages"], rtol=1e-5)
+    np.testing.assert_allclose(rows["opposite"].ravel(), data[f"{case}/negative_advantages"], rtol=1e-5)
     if size == ROWS:
         assert float(metrics["ess/mean"]) == pytest.approx(meta["metrics"]["ess"][0], rel=1e-4)
 
 
 def test_prepare_gives_the_official_weights_end_to_end():
-    """From checkpoint, completions and masks to weights, where the official groups are ours."""
+    """From checkpoint, completions and masks to weights, where the official groups are ours.
+
+    Both sides' ELBOs, sums of 250 nats, are rounded to float32: against float64 the official weights are 6.5e-5 off, ours
+    up to 4.3e-4 by how the program is compiled, so nothing closer can be asked here. From equal log-ratios on they agree
+    to 1e-5 (above).
+    """
     _, reference, policy, _ = fixture()
     data, case = np.load(FIXTURES / "weights.npz"), "alpha0.5_g4"
     config = dmpo.Config(arithmetic="published", alpha=0.5, baseline="individual")
     rollout = rollout_of(data)
     run = jax.jit(lambda *args: dmpo.prepare_on(*args, config, context()))
     prepared = run(policy, reference, rollout, weight_masks(data, case))
-    np.testing.assert_allclose(prepared.groups["weight"].ravel(), data[f"{case}/advantages"], rtol=1e-3, atol=1e-7)
-    np.testing.assert_allclose(
-        prepared.groups["opposite"].ravel(), data[f"{case}/negative_advantages"], rtol=1e-3, atol=1e-7
-    )
+    np.testing.assert_allclose(prepared.groups["weight"].ravel(), data[f"{case}/advantages"], rtol=1e-3)
+    np.testing.assert_allclose(prepared.groups["opposite"].ravel(), data[f"{case}/negative_advantages"], rtol=1e-3)
 
 
 LOSSES = {
