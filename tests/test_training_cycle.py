@@ -139,6 +139,19 @@ def test_no_collective_inside_the_denoising_loop():
     assert collective.search(text) and not inside
 
 
+def test_completions_stay_where_one_process_can_read_them():
+    """An exchange that nothing else waits for can run in another order on each CPU device, and they wait for ever."""
+    setup = setup_of(rollout={"accumulation": 2})
+    mesh = make_mesh((4, 1, 1), jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        state = fresh_state(setup, mesh)
+        program = jax.jit(make_cycle(setup)).lower(state, place(batches_of(setup)[0], mesh)).compile()
+    record = program.output_shardings[1]
+    assert not record.completion.is_fully_replicated
+    assert not any(x.is_fully_replicated for x in record.components.values())
+    assert all(x.is_fully_replicated for x in record.metrics.values())
+
+
 def test_one_compilation_for_many_cycles_and_prompt_lengths_of_a_bucket():
     setup = setup_of(
         task={"name": "countdown", "train_size": 40},

@@ -17,7 +17,7 @@ from dmpo_jax.evaluation import pass_at_k
 from dmpo_jax.evaluation.intervals import wilson
 from dmpo_jax.evaluation.protocol import counted, for_evaluation, prefill_for, task_for
 from dmpo_jax.evaluation.verdicts import Verdicts, answer_key, columns, compared, judge_all, solved
-from dmpo_jax.parallel.mesh import replicated
+from dmpo_jax.parallel.mesh import readable
 from dmpo_jax.tasks.task import Example
 from dmpo_jax.training.cycle import decode, grade
 from dmpo_jax.training.data import Batch, encoded, place, take
@@ -59,8 +59,7 @@ class Evaluator:
         live = live_positions(trace.completion, self._setup.tokenizer.eos_id)
         entropy = jnp.zeros(live.shape) if trace.entropy is None else trace.entropy
         entropy = jnp.sum(jnp.where(live, entropy, 0.0), axis=1) / jnp.sum(live, axis=1)
-        # Whole on every device, so that every process can read all of it.
-        return replicated((trace.completion, trace.forwards, graded["reward"], entropy))
+        return readable((trace.completion, trace.forwards, graded["reward"], entropy))
 
     def run(
         self, params: Any, after_batch: Callable[[], None] = lambda: None

@@ -91,6 +91,15 @@ def replicated(tree):
     return jax.tree.map(lambda x: jax.reshard(x, PartitionSpec()), tree)
 
 
+def readable(tree):
+    """Every leaf as this process can read it: where several processes run, whole on every device.
+
+    One process reads its devices' parts by itself, and had better: XLA's CPU backend runs such an exchange and those of a
+    loop in another order on each device, and then they wait for each other (jax 0.10.2).
+    """
+    return replicated(tree) if jax.process_count() > 1 else tree
+
+
 def by_group(x: jax.Array, groups: int) -> jax.Array:
     """Rows `[P * N, ...]` as `[P, N, ...]`, whole groups staying where their rows are."""
     x = x.reshape(groups, -1, *x.shape[1:])

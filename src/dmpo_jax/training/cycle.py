@@ -19,7 +19,7 @@ from dmpo_jax.diffusion.sampler import Trace, sample
 from dmpo_jax.model.lora import policy_of, with_dropout
 from dmpo_jax.model.weights import cast
 from dmpo_jax.objectives.objective import Prepared, Rollout, given_rollout
-from dmpo_jax.parallel.mesh import AXES, by_group, per_shard, replicated, split_groups
+from dmpo_jax.parallel.mesh import AXES, by_group, per_shard, readable, split_groups
 from dmpo_jax.tasks.bytes import to_bytes
 from dmpo_jax.training.data import Batch
 from dmpo_jax.training.setup import Setup
@@ -83,7 +83,7 @@ def learn(state: State, replay: Replay, setup: Setup) -> tuple[State, Record]:
     kept = replay if setup.config.rollout.staleness else None
     return (
         State(params, reference, optimizer, state.cycle + 1, state.seed, state.base, state.teacher, kept),
-        replicated(Record(metrics, rollout.completion, components)),  # so that every process can read it
+        readable(Record(metrics, rollout.completion, components)),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from dmpo_jax.parallel.mesh import replicated
+from dmpo_jax.parallel.mesh import readable
 from dmpo_jax.training.cycle import Record, gather, learn, regraded
 from dmpo_jax.training.data import Batch, place
 from dmpo_jax.training.host_grading import HostGrader
@@ -23,7 +23,7 @@ def compile_host_cycle(setup: Setup, mesh: jax.sharding.Mesh, grader: HostGrader
 
     def drawn(state: State, batch: Batch) -> tuple[Replay, jax.Array]:
         replay = gather(state, batch, setup)._replace(params=None)
-        return replay, replicated(replay.rollout.completion)  # whole on every process
+        return replay, readable(replay.rollout.completion)
 
     def learned(state: State, replay: Replay, components: dict[str, jax.Array]) -> tuple[State, Record]:
         return learn(state, regraded(replay._replace(params=state.params), components), setup)
