@@ -18,7 +18,7 @@ from dmpo_jax.reproduction.listing import listing, totals
 from dmpo_jax.reproduction.manifest import Manifest, check_seed, read_manifest
 from dmpo_jax.reproduction.reading import check_known
 from dmpo_jax.reproduction.steps import Step, Wanted, select, steps_of
-from dmpo_jax.reproduction.targets import DEFAULT_HARDWARE, TARGETS, Target, environment_of, make_target
+from dmpo_jax.reproduction.targets import DEFAULT_HARDWARE, TARGETS, Target, child_variables, make_target
 
 LISTS = Path("configs/reproduce")
 PUBLISHED = Path("configs/published")
@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace) -> int:
             _check_files(manifest, steps, target)
         lock = locked(wanted.out)
         shares = [None] * args.jobs if large else shares_of(args.jobs)
-        outcome = execute(steps, shares, wanted.out / "logs", environment_of(), lock)
+        outcome = execute(steps, shares, wanted.out / "logs", child_variables(), lock)
     if not outcome.stopped:
         _write_tables(args, manifest, wanted, large, time.monotonic() - started)
     if target.marks and not outcome.code:
@@ -160,7 +160,7 @@ def _dry_run(args: argparse.Namespace, manifest: Manifest, wanted: Wanted, steps
             }
             texts[run.config] = {manifest.hardware[name].title: shown(one) for name, one in found.items()}
             hours[run.config] = {name: one.hours for name, one in found.items()}
-    variables = {} if manifest.hardware else environment_of()
+    variables = {} if manifest.hardware else child_variables()
     place = target.hardware.title if target.hardware else manifest.hardware_note
     print(f"{manifest.path}: {len(steps)} steps in {wanted.out}, {args.jobs} at a time; target {target.name}, {place}")
     for line in listing(steps, texts, variables):

@@ -92,6 +92,6 @@ def make_target(name: str, hardware: Hardware | None, environment: Mapping[str, 
     return Target(name, dmpo, hardware, environment)
 
 
-def environment_of() -> dict[str, str]:
+def child_variables() -> dict[str, str]:
     """Variables of a child over its parent's: one CPU device, as the recipes were timed; a second made no run faster."""
     return {} if "JAX_NUM_CPU_DEVICES" in os.environ else {"JAX_NUM_CPU_DEVICES": "1"}

@@ -50,18 +50,17 @@ def train(config: Config, run_dir: Path) -> int:
     shape = config.mesh.shape(jax.device_count())
     mesh = make_mesh(shape)
     config.validate_mesh(row_shards(mesh), shape)
-    many = distributed.count() > 1 and jax.local_device_count() > 1
-    if many and config.rollout.accumulation > 1 and jax.default_backend() == "cpu":
-        distributed.say(
-            "warning: with rollout.accumulation above 1, several processes of several CPU devices each may wait for each "
-            "other for ever; set JAX_NUM_CPU_DEVICES=1"
-        )
     examples = load_examples(setup, "train", config.task.train_file)
     validation = load_examples(setup, "validation", config.task.validation_file)
     test = load_examples(setup, "test", config.task.test_file) if config.evaluation.test else []
     data = encoded(examples, setup)
     check_start(config)
     if distributed.count() > 1:
+        if config.rollout.accumulation > 1 and jax.local_device_count() > 1 and jax.default_backend() == "cpu":
+            distributed.say(
+                "warning: with rollout.accumulation above 1, several processes of several CPU devices each may wait for each "
+                "other for ever; set JAX_NUM_CPU_DEVICES=1"
+            )
         held_out = [(e.prompt, e.truth, e.features) for e in (*validation, *test)]
         read = {"training": distributed.fingerprint(data), "held-out": distributed.fingerprint(held_out)}
         distributed.compare("data", {f"its {name} data": found for name, found in read.items()})
